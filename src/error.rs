@@ -231,6 +231,17 @@ pub enum Error {
         /// Microseconds waited.
         waited_us: u64,
     },
+    /// A recount of the books does not give what they say: a bug in this crate, or memory changed
+    /// behind its back.
+    #[error("books say {booked} for {what}, a recount says {counted}")]
+    Inconsistent {
+        /// What was recounted.
+        what: &'static str,
+        /// The figure in the books.
+        booked: u64,
+        /// The figure recounted.
+        counted: u64,
+    },
     /// Internal thread could not be started.
     #[error("cannot start the {what} thread: {reason}")]
     Thread {

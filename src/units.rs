@@ -72,6 +72,12 @@ pub struct VaRange {
 }
 
 impl VaRange {
+    /// No byte, at address 0.
+    pub const EMPTY: Self = Self {
+        start: Va(0),
+        len: 0,
+    };
+
     /// `len` bytes from `start`, or `None` if the end does not fit in 64 bits.
     #[must_use]
     pub const fn new(start: Va, len: u64) -> Option<Self> {

@@ -1,0 +1,46 @@
+//! Settings of an arena.
+
+/// Settings of an [`Arena`](super::Arena). All sizes in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ArenaConfig {
+    /// Bytes of addresses to reserve: the most the arena can ever hold. Addresses cost nothing, so
+    /// ask for what it might become. Rounded up to the smallest growth step.
+    pub capacity: u64,
+    /// If the addresses cannot be had, smaller reservations are tried down to this; `capacity` by
+    /// default. [`Arena::capacity`](super::Arena::capacity) says what was got.
+    pub min_capacity: Option<u64>,
+    /// Bytes that the pool's worker keeps mapped ahead of the length, so that growing does not wait
+    /// for the driver; 0 (off) by default. It costs that much memory while the arena may grow; a
+    /// pool that is short takes it back.
+    pub look_ahead: u64,
+}
+
+impl ArenaConfig {
+    /// The defaults for that many bytes of addresses.
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
+        Self {
+            capacity,
+            min_capacity: None,
+            look_ahead: 0,
+        }
+    }
+
+    /// The settings with that look-ahead.
+    #[must_use]
+    pub fn look_ahead(self, bytes: u64) -> Self {
+        Self {
+            look_ahead: bytes,
+            ..self
+        }
+    }
+
+    /// The settings with that smallest reservation.
+    #[must_use]
+    pub fn min_capacity(self, bytes: u64) -> Self {
+        Self {
+            min_capacity: Some(bytes),
+            ..self
+        }
+    }
+}

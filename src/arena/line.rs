@@ -1,0 +1,316 @@
+//! What is mapped where in an arena, and the driver calls that change it.
+//!
+//! The mapped part is always a prefix of the reservation without holes:
+//!
+//! ```text
+//! base        len            open                              end     capacity
+//!  | used      | mapped,      | fenced: given back, waiting     |       |
+//!  |           | accessible   | or closed: no access yet        |       |
+//! ```
+
+use std::sync::Arc;
+
+use crate::driver::{Access, DriverError, PhysId};
+use crate::pool::{Granule, Need, Shared as PoolShared};
+use crate::space::Reservation;
+use crate::stream::{Fence, Stream};
+use crate::units::VaRange;
+use crate::{Device, Error, Result};
+
+/// One granule in its place.
+#[derive(Debug)]
+struct Slot {
+    offset: u64,
+    granule: Granule,
+    /// Access has been set.
+    open: bool,
+    /// Had another owner and was not zeroed since.
+    unclean: bool,
+    /// Work that may still use it after it was given back.
+    fences: Vec<Fence>,
+}
+
+impl Slot {
+    fn end(&self) -> u64 {
+        self.offset + self.granule.len()
+    }
+}
+
+/// Where one granule lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// The addresses it is mapped at.
+    pub range: VaRange,
+    /// The physical allocation.
+    pub granule: PhysId,
+    /// Offset of the range in the arena, in bytes.
+    pub offset: u64,
+}
+
+/// Who is to wait for memory that was given back and is wanted again.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Waiter<'a> {
+    /// The calling thread.
+    Host,
+    /// This stream, on the device.
+    Stream(&'a Stream),
+}
+
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) reservation: Reservation,
+    pool: Arc<PoolShared>,
+    device: Device,
+    slots: Vec<Slot>,
+}
+
+impl Line {
+    pub(super) fn new(reservation: Reservation, pool: Arc<PoolShared>, device: Device) -> Self {
+        Self {
+            reservation,
+            pool,
+            device,
+            slots: Vec::new(),
+        }
+    }
+
+    /// Bytes mapped, in whatever state.
+    pub(super) fn end(&self) -> u64 {
+        self.slots.last().map_or(0, Slot::end)
+    }
+
+    /// Bytes that can be used at once: accessible, and nobody to wait for.
+    pub(super) fn open(&self) -> u64 {
+        let closed = self
+            .slots
+            .iter()
+            .rev()
+            .take_while(|s| !s.open || !s.fences.is_empty());
+        closed.last().map_or_else(|| self.end(), |s| s.offset)
+    }
+
+    pub(super) fn extents(&self, len: u64) -> Vec<Extent> {
+        let used = self.slots.iter().take_while(|s| s.offset < len);
+        used.filter_map(|slot| {
+            Some(Extent {
+                range: self.range(slot.offset, slot.granule.len()).ok()?,
+                granule: slot.granule.phys(),
+                offset: slot.offset,
+            })
+        })
+        .collect()
+    }
+
+    fn range(&self, offset: u64, len: u64) -> Result<VaRange> {
+        let whole = self.reservation.range();
+        whole.sub(offset, len).ok_or(Error::ReservationExhausted {
+            asked: offset.saturating_add(len),
+            reserved: whole.len(),
+        })
+    }
+
+    /// Opens what is mapped already up to `to`: waits for fences and sets access that is missing.
+    /// The fences stay until [`settle`](Self::settle), since a wait of one stream is nobody else's.
+    pub(super) fn reopen(&mut self, to: u64, waiter: Waiter<'_>) -> Result<()> {
+        let open = self.open();
+        let first = self.slots.partition_point(|s| s.offset < open);
+        for i in first..self.slots_below(to) {
+            for fence in &self.slots[i].fences {
+                match waiter {
+                    Waiter::Host => fence.wait()?,
+                    Waiter::Stream(stream) => stream.wait(fence)?,
+                }
+            }
+            if !self.slots[i].open {
+                let (offset, len) = (self.slots[i].offset, self.slots[i].granule.len());
+                self.set_access(offset, len)?;
+                self.clean(i, waiter)?;
+                self.slots[i].open = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets the fences of what is in use again up to `to`; somebody has waited for them.
+    pub(super) fn settle(&mut self, to: u64) {
+        let below = self.slots_below(to);
+        for slot in &mut self.slots[..below] {
+            if !slot.fences.is_empty() {
+                slot.fences.clear();
+                self.pool.note_pending(0, slot.granule.len());
+            }
+        }
+    }
+
+    fn set_access(&self, offset: u64, len: u64) -> Result<()> {
+        let range = self.range(offset, len)?;
+        let driver = self.device.driver();
+        Ok(driver.set_access(range, Access::ReadWrite)?)
+    }
+
+    /// Zeroes a granule that had another owner, if the pool is to do that.
+    fn clean(&mut self, i: usize, waiter: Waiter<'_>) -> Result<()> {
+        if !self.slots[i].unclean || !self.pool.zeroes() {
+            return Ok(());
+        }
+        let range = self.range(self.slots[i].offset, self.slots[i].granule.len())?;
+        let driver = self.device.driver();
+        match waiter {
+            Waiter::Stream(stream) => driver.fill(range, 0, stream.id())?,
+            Waiter::Host => {
+                let service = self.pool.service_stream()?;
+                driver.fill(range, 0, service.id())?;
+                service.synchronize()?;
+            }
+        }
+        self.slots[i].unclean = false;
+        Ok(())
+    }
+
+    /// What the pool is asked for to map `bytes` more.
+    pub(super) fn need(&self, bytes: u64) -> Need {
+        Need {
+            bytes,
+            largest: self.pool.largest_granule(),
+            at_most: self.reservation.len() - self.end(),
+        }
+    }
+
+    /// Maps the granules at the end and opens them. After an error, [`undo_to`](Self::undo_to).
+    pub(super) fn append(&mut self, granules: Vec<Granule>, waiter: Waiter<'_>) -> Result<()> {
+        let first = self.slots.len();
+        for mut granule in granules {
+            let offset = self.end();
+            let range = self.range(offset, granule.len())?;
+            self.device.driver().map(range, granule.phys())?;
+            let unclean = granule.is_dirty();
+            granule.set_mapped();
+            self.slots.push(Slot {
+                offset,
+                granule,
+                open: false,
+                unclean,
+                fences: Vec::new(),
+            });
+        }
+        let Some(offset) = self.slots.get(first).map(|s| s.offset) else {
+            return Ok(());
+        };
+        // One call for all: it costs as much as one for each, but less bookkeeping.
+        self.set_access(offset, self.end() - offset)?;
+        for i in first..self.slots.len() {
+            self.clean(i, waiter)?;
+            self.slots[i].open = true;
+        }
+        Ok(())
+    }
+
+    /// Takes back what was appended after there were `first` slots. A slot that the driver refuses
+    /// to unmap stays at the end, closed or open, for the next growth to use.
+    pub(super) fn undo_to(&mut self, first: usize, waiter: Waiter<'_>) {
+        if self.slots.len() > first && self.pool.zeroes() {
+            // Zeroing may be queued; memory is not unmapped under it. A lost device has none.
+            if let Waiter::Stream(stream) = waiter {
+                let _ = stream.synchronize();
+            }
+        }
+        // The error that led here is the one to report.
+        let _ = self.cut_to(first);
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Number of slots that hold a byte below `len`.
+    pub(super) fn slots_below(&self, len: u64) -> usize {
+        self.slots.partition_point(|s| s.offset < len)
+    }
+
+    /// Unmaps the slots from `first` on, last one first, and gives their granules back. Stops at the
+    /// first refusal, so that what is left is a prefix; bytes given back so far are gone from it.
+    pub(super) fn cut_to(&mut self, first: usize) -> Result<(), DriverError> {
+        let mut outcome = Ok(());
+        while self.slots.len() > first {
+            outcome = outcome.and(self.pop()?);
+        }
+        outcome
+    }
+
+    /// Unmaps the last slot. The inner result is that of a release the pool made; the granule is
+    /// out of the line then.
+    fn pop(&mut self) -> Result<Result<(), DriverError>, DriverError> {
+        let Some(slot) = self.slots.last() else {
+            return Ok(Ok(()));
+        };
+        if let Ok(range) = self.range(slot.offset, slot.granule.len()) {
+            match self.device.driver().unmap(range) {
+                Err(error) if !error.is_driver_gone() => return Err(error),
+                _ => {}
+            }
+        }
+        let Some(slot) = self.slots.pop() else {
+            return Ok(Ok(()));
+        };
+        if !slot.fences.is_empty() {
+            self.pool.note_pending(0, slot.granule.len());
+        }
+        Ok(slot.granule.give_back())
+    }
+
+    /// Marks slots as given back once the fences have passed.
+    pub(super) fn defer(&mut self, slots: std::ops::Range<usize>, fences: &[Fence]) {
+        if fences.is_empty() {
+            return;
+        }
+        let mut bytes = 0;
+        for slot in &mut self.slots[slots] {
+            if slot.fences.is_empty() {
+                bytes += slot.granule.len();
+            }
+            slot.fences.extend_from_slice(fences);
+        }
+        self.pool.note_pending(bytes, 0);
+    }
+
+    /// Unmaps slots from the end on down to `first`, as long as nobody has to be waited for, until
+    /// `want` bytes have come back; the bytes.
+    pub(super) fn cut_idle(&mut self, first: usize, want: u64) -> u64 {
+        let mut got = 0;
+        while self.slots.len() > first && got < want {
+            let Some(slot) = self.slots.last() else { break };
+            // A fence that cannot be asked counts as not passed.
+            if !slot.fences.iter().all(|f| f.is_done().unwrap_or(false)) {
+                break;
+            }
+            let bytes = slot.granule.len();
+            match self.pop() {
+                Ok(_) => got += bytes,
+                Err(_) => break,
+            }
+        }
+        got
+    }
+
+    /// Waits for all fences of the tail.
+    pub(super) fn wait_all(&self) -> Result<()> {
+        for fence in self.slots.iter().flat_map(|s| &s.fences) {
+            fence.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps everything and frees the reservation. Can be called again after an error.
+    pub(super) fn tear_down(&mut self) -> Result<(), DriverError> {
+        let released = self.cut_to(0);
+        if !self.slots.is_empty() {
+            return released;
+        }
+        let freed = self.reservation.free();
+        released.and(freed)
+    }
+
+    pub(super) fn is_torn_down(&self) -> bool {
+        self.slots.is_empty() && !self.reservation.is_live()
+    }
+}

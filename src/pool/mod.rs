@@ -1,0 +1,538 @@
+//! A device's physical budget: granules, idle and in use, limits and policy.
+
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use crate::driver::DriverError;
+use crate::stream::Stream;
+use crate::sync::Mutex;
+use crate::{Device, Error, Limit, Result};
+
+mod ahead;
+mod books;
+mod choose;
+mod config;
+mod granule;
+
+use ahead::Ahead;
+pub use books::PoolStats;
+use books::{Admission, Books};
+pub(crate) use choose::Need;
+pub use config::{DEFAULT_GRANULE, DEFAULT_LARGEST_GRANULE, Policy, PoolConfig};
+pub(crate) use granule::Granule;
+use granule::Raw;
+
+/// Physical memory shared by arenas: what one gives back another gets without a driver create.
+/// Cheap to clone; clones are the same pool.
+///
+/// # Threads
+///
+/// All methods may be called from any thread. No lock is held across a driver call.
+///
+/// # Example
+///
+/// ```
+/// use granule::{Arena, Device, Pool, PoolConfig, driver::sim::SimConfig, units::MIB};
+///
+/// let device = Device::sim(SimConfig::default())?;
+/// let pool = Pool::new(&device, PoolConfig::with_budget(64 * MIB))?;
+/// let mut first = Arena::new(&pool, 64 * MIB)?;
+/// let second = Arena::new(&pool, 64 * MIB)?;
+/// first.grow(64 * MIB)?;
+/// assert!(second.grow(1).is_err_and(|e| e.is_out_of_memory()));
+/// first.shrink(0)?;
+/// second.grow(64 * MIB)?;
+/// # Ok::<(), granule::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+/// Whoever holds granules of a pool and can give some back when it is short.
+pub(crate) trait Holder: Send + Sync {
+    /// Bytes of granules held mapped.
+    fn held(&self) -> u64;
+
+    /// Gives back up to about `want` bytes that nobody uses, without waiting for anything; the
+    /// bytes given back.
+    fn reclaim(&self, want: u64) -> u64;
+
+    /// Maps what will be needed next.
+    fn map_ahead(&self);
+}
+
+/// How hard to try for memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Effort {
+    /// Take back what others do not use, and wait for fences as long as the settings allow.
+    Full,
+    /// Only what costs nobody anything: somebody looks ahead.
+    Spare,
+}
+
+pub(crate) struct Shared {
+    device: Device,
+    config: PoolConfig,
+    granularity: u64,
+    books: Mutex<Books>,
+    holders: Mutex<Vec<Weak<dyn Holder>>>,
+    ahead: Ahead,
+    service: Mutex<Option<Stream>>,
+}
+
+impl Pool {
+    /// A pool of the device's memory. Static memory is created here; this takes about 43 us a
+    /// granule on an H200.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] (no driver call was made), [`Error::OutOfMemory`] if the static
+    /// part cannot be created, or a driver error. Nothing is left behind.
+    pub fn new(device: &Device, config: PoolConfig) -> Result<Self> {
+        let checked = config.check(device)?;
+        let granule = config.granule;
+        let shared = Arc::new(Shared {
+            device: device.clone(),
+            granularity: checked.granularity,
+            books: Mutex::new(Books::new(checked)),
+            holders: Mutex::new(Vec::new()),
+            ahead: Ahead::new(),
+            service: Mutex::new(None),
+            config,
+        });
+        shared.fill_floor(checked.floor, granule)?;
+        let pool = Self { shared };
+        pool.shared.top_up_later(&pool.shared);
+        Ok(pool)
+    }
+
+    /// The pool's device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// The settings it was made with (the budget may have changed since).
+    #[must_use]
+    pub fn config(&self) -> &PoolConfig {
+        &self.shared.config
+    }
+
+    /// Figures of this moment.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        self.shared.books.lock().stats()
+    }
+
+    /// Whether two handles name the same pool.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Changes the budget. A lower one releases idle granules and unused tails at once; a static
+    /// pool's floor follows it, and a higher budget is then created at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::BudgetBelowUse`] if more is in use; [`Error::InvalidConfig`] if it is below a
+    /// hybrid's static base; a driver error or [`Error::OutOfMemory`] if the device refuses. The
+    /// budget is then as before.
+    pub fn set_budget(&self, bytes: u64) -> Result<()> {
+        self.shared.set_budget(bytes)
+    }
+
+    /// Sets how many idle bytes are kept for reuse. What is idle beyond that now stays until
+    /// [`trim`](Self::trim).
+    pub fn set_watermark(&self, bytes: u64) {
+        self.shared.books.lock().set_watermark(bytes);
+    }
+
+    /// Returns idle memory to the device until at most `keep` idle bytes are left (more, where the
+    /// static floor asks for it). Tails of arenas that nobody uses count as idle. Does not wait for
+    /// fences. Returns the bytes released.
+    ///
+    /// # Errors
+    ///
+    /// The first driver error; what was released before stays released, the rest is kept idle.
+    pub fn trim(&self, keep: u64) -> Result<u64> {
+        self.shared.reclaim(u64::MAX);
+        let victims = {
+            let mut books = self.shared.books.lock();
+            let beyond = books.beyond(keep);
+            books.evict(beyond)
+        };
+        let bytes = victims.iter().map(|raw| raw.len).sum();
+        self.shared.release_all(victims)?;
+        Ok(bytes)
+    }
+
+    /// Recounts everything and compares with the counters. Exact only while no other thread is
+    /// inside an operation of this pool or its arenas.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inconsistent`] with both figures.
+    pub fn audit(&self) -> Result<PoolStats> {
+        let held = self.shared.live_holders().iter().map(|h| h.held()).sum();
+        let books = self.shared.books.lock();
+        books.audit(held)?;
+        Ok(books.stats())
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+impl Shared {
+    pub(crate) fn zeroes(&self) -> bool {
+        self.config.zero_on_handover
+    }
+
+    /// The largest granule one growth may take. A static pool has only the ordinary one.
+    pub(crate) fn largest_granule(&self) -> u64 {
+        match self.config.policy {
+            Policy::Static => self.config.granule,
+            _ => self.config.largest_granule,
+        }
+    }
+
+    /// The smallest step an arena grows by.
+    pub(crate) fn smallest_step(&self) -> u64 {
+        match self.config.policy {
+            Policy::Static => self.config.granule,
+            _ => self.granularity,
+        }
+    }
+
+    pub(crate) fn granule(&self) -> u64 {
+        self.config.granule
+    }
+
+    pub(crate) fn register(&self, holder: Weak<dyn Holder>) {
+        let mut holders = self.holders.lock();
+        holders.retain(|h| h.strong_count() > 0);
+        holders.push(holder);
+    }
+
+    fn live_holders(&self) -> Vec<Arc<dyn Holder>> {
+        let holders = self.holders.lock();
+        holders.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Asks holders for memory nobody uses; the bytes that came back.
+    fn reclaim(&self, want: u64) -> u64 {
+        let mut got = 0;
+        for holder in self.live_holders() {
+            if got >= want {
+                break;
+            }
+            got += holder.reclaim(want - got);
+        }
+        got
+    }
+
+    /// Granules for all needs, one list a need, or nothing.
+    pub(crate) fn take_all(
+        self: &Arc<Self>,
+        needs: &[Need],
+        effort: Effort,
+    ) -> Result<Vec<Vec<Granule>>> {
+        let requested = needs
+            .iter()
+            .fold(0u64, |sum, n| sum.saturating_add(n.bytes));
+        let admission = self.admit(needs, requested, effort)?;
+        let result = self.carry_out(admission, requested, effort);
+        self.top_up_later(self);
+        result
+    }
+
+    fn admit(&self, needs: &[Need], requested: u64, effort: Effort) -> Result<Admission> {
+        let started = Instant::now();
+        loop {
+            let missing = match self.books.lock().admit(needs) {
+                Ok(admission) => return Ok(admission),
+                Err(missing) => missing,
+            };
+            if effort == Effort::Full && self.reclaim(missing) > 0 {
+                continue;
+            }
+            let pending = self.books.lock().stats().pending;
+            let patient = effort == Effort::Full && started.elapsed() < self.config.wait;
+            if pending == 0 || !patient {
+                let books = self.books.lock();
+                return Err(books.shortage(requested, missing, Limit::Budget));
+            }
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        }
+    }
+
+    fn carry_out(
+        self: &Arc<Self>,
+        admission: Admission,
+        requested: u64,
+        effort: Effort,
+    ) -> Result<Vec<Vec<Granule>>> {
+        let mut promised: u64 = admission.create.iter().flatten().sum();
+        // From here on every granule is owned, so that no return can lose one.
+        let mut lists: Vec<Vec<Granule>> = admission
+            .recycle
+            .into_iter()
+            .map(|list| list.into_iter().map(|raw| self.own(raw)).collect())
+            .collect();
+        let mut outcome = self.release_all(admission.release).map_err(Error::from);
+        if outcome.is_ok() {
+            let wanted = admission.create.iter().enumerate();
+            for (list, len) in wanted.flat_map(|(i, lens)| lens.iter().map(move |l| (i, *l))) {
+                match self.create(len, requested, effort) {
+                    Ok(granule) => lists[list].push(granule),
+                    Err(error) => {
+                        outcome = Err(error);
+                        break;
+                    }
+                }
+                promised -= len;
+            }
+        }
+        if let Err(error) = outcome {
+            self.books.lock().unpromise(promised);
+            return Err(error);
+        }
+        Ok(lists)
+    }
+
+    fn own(self: &Arc<Self>, raw: Raw) -> Granule {
+        Granule::new(self.clone(), raw)
+    }
+
+    /// Creates a granule whose bytes are promised; makes room on the device if it must.
+    fn create(self: &Arc<Self>, len: u64, requested: u64, effort: Effort) -> Result<Granule> {
+        loop {
+            let error = match self.device.driver().create(len, self.config.props) {
+                Ok(phys) => {
+                    self.books.lock().created(len);
+                    let dirty = false;
+                    return Ok(self.own(Raw { phys, len, dirty }));
+                }
+                Err(error) => error,
+            };
+            if !error.is_out_of_memory() {
+                return Err(error.into());
+            }
+            let victims = match effort {
+                Effort::Full => self.books.lock().evict(len),
+                Effort::Spare => Vec::new(),
+            };
+            if !victims.is_empty() {
+                self.release_all(victims)?;
+            } else if effort == Effort::Spare || self.reclaim(len) == 0 {
+                let books = self.books.lock();
+                return Err(books.shortage(requested, len, Limit::Device));
+            }
+        }
+    }
+
+    /// Releases granules that the books count as being released. All are tried; the first error is
+    /// reported and what failed is idle again.
+    fn release_all(&self, victims: Vec<Raw>) -> Result<(), DriverError> {
+        let mut first = Ok(());
+        for raw in victims {
+            first = first.and(self.release(raw));
+        }
+        first
+    }
+
+    fn release(&self, raw: Raw) -> Result<(), DriverError> {
+        match self.device.driver().release(raw.phys) {
+            Ok(()) => {
+                self.books.lock().released(raw.len);
+                Ok(())
+            }
+            Err(error) if error.is_driver_gone() => {
+                self.books.lock().released(raw.len);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::warn!(%error, "release refused; granule kept idle");
+                self.books.lock().release_failed(raw);
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn put(&self, raw: Raw) -> Result<(), DriverError> {
+        let release = self.books.lock().put(raw);
+        if release { self.release(raw) } else { Ok(()) }
+    }
+
+    pub(crate) fn note_mapped(&self, len: u64) {
+        self.books.lock().mapped(len);
+    }
+
+    pub(crate) fn note_unmapped(&self, len: u64) {
+        self.books.lock().unmapped(len);
+    }
+
+    pub(crate) fn note_pending(&self, more: u64, less: u64) {
+        self.books.lock().pending(more, less);
+    }
+
+    /// The pool's own stream, for zeroing when the caller named none.
+    pub(crate) fn service_stream(&self) -> Result<Stream> {
+        if let Some(stream) = &*self.service.lock() {
+            return Ok(stream.clone());
+        }
+        let fresh = self.device.create_stream()?;
+        Ok(self.service.lock().get_or_insert(fresh).clone())
+    }
+
+    /// Creates what the static floor lacks, as idle granules; all of it or nothing.
+    fn fill_floor(self: &Arc<Self>, floor: u64, granule: u64) -> Result<()> {
+        let missing = floor.saturating_sub(self.books.lock().stats().created);
+        let mut made = Vec::new();
+        for _ in 0..missing / granule {
+            if !self.books.lock().promise(granule) {
+                break;
+            }
+            match self.create(granule, missing, Effort::Full) {
+                Ok(one) => made.push(one),
+                Err(error) => {
+                    self.books.lock().unpromise(granule);
+                    for one in made {
+                        let raw = one.into_raw();
+                        self.books.lock().begin_release(raw);
+                        // The first error is the one to report; a refused release is counted.
+                        let _ = self.release(raw);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        for one in made {
+            self.books.lock().shelve(one.into_raw());
+        }
+        Ok(())
+    }
+
+    fn set_budget(self: &Arc<Self>, bytes: u64) -> Result<()> {
+        let before = self.books.lock().stats();
+        let floor = match self.config.policy {
+            Policy::Static => bytes - bytes % self.config.granule,
+            _ => before.floor,
+        };
+        if floor > bytes {
+            return Err(Error::InvalidConfig {
+                what: "budget",
+                value: bytes,
+                why: "it is below the static base",
+            });
+        }
+        if before.created - before.idle > bytes {
+            self.reclaim(u64::MAX);
+        }
+        let victims = {
+            let mut books = self.books.lock();
+            let now = books.stats();
+            let in_use = now.created - now.idle;
+            if in_use > bytes {
+                return Err(Error::BudgetBelowUse {
+                    budget: bytes,
+                    in_use,
+                });
+            }
+            books.set_limits(bytes, floor);
+            books.evict(now.created.saturating_sub(bytes))
+        };
+        let done = self
+            .release_all(victims)
+            .map_err(Error::from)
+            .and_then(|()| self.fill_floor(floor, self.config.granule));
+        if done.is_err() {
+            let mut books = self.books.lock();
+            books.set_limits(before.budget, before.floor);
+        }
+        done
+    }
+
+    /// Has the worker map ahead for a growing arena.
+    pub(crate) fn map_ahead_later(&self, holder: Weak<dyn Holder>) {
+        self.ahead.submit(holder);
+    }
+
+    fn top_up_later(&self, this: &Arc<Self>) {
+        if self.config.spare > 0 && self.books.lock().stats().idle < self.config.spare {
+            let spare: Arc<dyn Holder> = Arc::new(Spare(Arc::downgrade(this)));
+            self.ahead.submit_owned(spare);
+        }
+    }
+
+    /// Creates idle granules up to the configured spare bytes; stops at any shortage.
+    fn top_up(self: &Arc<Self>) {
+        let granule = self.config.granule;
+        loop {
+            {
+                let mut books = self.books.lock();
+                if books.stats().idle + granule > self.config.spare || !books.promise(granule) {
+                    return;
+                }
+            }
+            match self.device.driver().create(granule, self.config.props) {
+                Ok(phys) => {
+                    let mut books = self.books.lock();
+                    books.created(granule);
+                    books.shelve(Raw {
+                        phys,
+                        len: granule,
+                        dirty: false,
+                    });
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no spare granule");
+                    self.books.lock().unpromise(granule);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The worker's job of keeping spare granules.
+struct Spare(Weak<Shared>);
+
+impl Holder for Spare {
+    fn held(&self) -> u64 {
+        0
+    }
+
+    fn reclaim(&self, _: u64) -> u64 {
+        0
+    }
+
+    fn map_ahead(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.top_up();
+        }
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool")
+            .field("device", &self.device)
+            .field("stats", &self.books.lock().stats())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.ahead.close();
+        for raw in self.books.get_mut().drain() {
+            let phys = raw.phys;
+            self.device
+                .give_back("granule", Box::new(move |d| d.release(phys)));
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Streams and fences: who may touch memory after whom.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::driver::{Driver, EventId, Hold, StreamId, StreamKey};
+use crate::{Device, Result};
+
+/// A stream of device work. Cheap to clone; the driver's stream is destroyed with the last clone
+/// (its queued work still finishes). The default stream is never destroyed.
+#[derive(Clone)]
+pub struct Stream {
+    inner: Arc<StreamInner>,
+}
+
+struct StreamInner {
+    device: Device,
+    id: StreamId,
+    key: StreamKey,
+    owned: bool,
+}
+
+impl Stream {
+    pub(crate) fn create(device: &Device) -> Result<Self> {
+        let id = device.driver().create_stream()?;
+        match device.driver().stream_key(id) {
+            Ok(key) => Ok(Self::wrap(device, id, key, true)),
+            Err(error) => {
+                device.give_back("stream", Box::new(move |d| d.destroy_stream(id)));
+                Err(error.into())
+            }
+        }
+    }
+
+    pub(crate) fn default_of(device: &Device) -> Result<Self> {
+        let key = device.driver().stream_key(StreamId::DEFAULT)?;
+        Ok(Self::wrap(device, StreamId::DEFAULT, key, false))
+    }
+
+    fn wrap(device: &Device, id: StreamId, key: StreamKey, owned: bool) -> Self {
+        Self {
+            inner: Arc::new(StreamInner {
+                device: device.clone(),
+                id,
+                key,
+                owned,
+            }),
+        }
+    }
+
+    /// The driver's handle, which drivers reuse after the stream is gone.
+    #[must_use]
+    pub fn id(&self) -> StreamId {
+        self.inner.id
+    }
+
+    /// The key that no other stream of this process ever has.
+    #[must_use]
+    pub fn key(&self) -> StreamKey {
+        self.inner.key
+    }
+
+    /// The stream's device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    fn driver(&self) -> &dyn Driver {
+        &**self.inner.device.driver()
+    }
+
+    /// A fence behind all work queued so far. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// A driver error.
+    pub fn fence(&self) -> Result<Fence> {
+        let event = self.driver().create_event()?;
+        let fence = Fence {
+            inner: Arc::new(FenceInner {
+                device: self.inner.device.clone(),
+                event,
+            }),
+        };
+        self.driver().record_event(event, self.id())?;
+        Ok(fence)
+    }
+
+    /// Makes later work of this stream wait for the fence, on the device. The host does not wait.
+    ///
+    /// # Errors
+    ///
+    /// A driver error.
+    pub fn wait(&self, fence: &Fence) -> Result<()> {
+        Ok(self.driver().wait_event(self.id(), fence.inner.event)?)
+    }
+
+    /// Blocks the calling thread until all queued work is done.
+    ///
+    /// # Errors
+    ///
+    /// A driver error, also one of the work itself.
+    pub fn synchronize(&self) -> Result<()> {
+        Ok(self.driver().sync_stream(self.id())?)
+    }
+
+    /// Queues work that ends when the [`Hold`] is dropped; for tests of ordering.
+    ///
+    /// # Errors
+    ///
+    /// A driver error.
+    pub fn hold(&self) -> Result<Hold> {
+        Ok(self.driver().hold(self.id())?)
+    }
+}
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key() && self.inner.device.is_same(&other.inner.device)
+    }
+}
+
+impl Eq for Stream {}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:#x}, key {})", self.id().0, self.key().0)
+    }
+}
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        if self.owned {
+            let id = self.id;
+            self.device
+                .give_back("stream", Box::new(move |d| d.destroy_stream(id)));
+        }
+    }
+}
+
+/// A point in a stream after which memory used before it may be touched by others. Cheap to clone.
+#[derive(Clone)]
+pub struct Fence {
+    inner: Arc<FenceInner>,
+}
+
+struct FenceInner {
+    device: Device,
+    event: EventId,
+}
+
+impl Fence {
+    /// Whether the work before the fence is done. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// A driver error, also one of the work itself.
+    pub fn is_done(&self) -> Result<bool> {
+        Ok(self.inner.device.driver().query_event(self.inner.event)?)
+    }
+
+    /// Blocks the calling thread until the work before the fence is done.
+    ///
+    /// # Errors
+    ///
+    /// A driver error, also one of the work itself.
+    pub fn wait(&self) -> Result<()> {
+        Ok(self.inner.device.driver().sync_event(self.inner.event)?)
+    }
+
+    /// The fence's device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fence({:#x})", self.inner.event.0)
+    }
+}
+
+impl Drop for FenceInner {
+    fn drop(&mut self) {
+        let event = self.event;
+        self.device
+            .give_back("event", Box::new(move |d| d.destroy_event(event)));
+    }
+}
