@@ -409,10 +409,8 @@ impl Arena {
     /// The arena, as far as it still exists, with [`Error::Pinned`] or the first driver error.
     pub fn close(self) -> Result<(), (Self, Error)> {
         let shared = self.shared();
-        let closed = shared
-            .meta
-            .lock()
-            .check_pins(0)
+        let pinned = shared.meta.lock().check_pins(0);
+        let closed = pinned
             .and_then(|()| shared.fences())
             .and_then(|fences| shared.tear_down(&fences));
         closed.map_err(|error| (self, error))
