@@ -96,7 +96,9 @@ impl Device {
     /// [`Error::LibraryMissing`], [`Error::SymbolMissing`], [`Error::DeviceMissing`],
     /// [`Error::Unsupported`] if the probe of virtual memory management fails, or a driver error.
     pub fn cuda(ordinal: u32) -> Result<Self> {
-        Err(Error::DeviceMissing { ordinal, count: 0 }) // TEMP
+        Ok(Self::from_driver(Arc::new(cuda::CudaDriver::open(
+            ordinal,
+        )?)))
     }
 
     /// Host memory that obeys CUDA's rules.
