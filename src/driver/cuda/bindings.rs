@@ -761,7 +761,6 @@ pub type cuCtxPushCurrent_v2 =
     ::core::option::Option<unsafe extern "C" fn(arg1: CUcontext) -> CUresult>;
 pub type cuCtxPopCurrent_v2 =
     ::core::option::Option<unsafe extern "C" fn(arg1: *mut CUcontext) -> CUresult>;
-pub type cuCtxSynchronize = ::core::option::Option<unsafe extern "C" fn() -> CUresult>;
 pub type cuThreadExchangeStreamCaptureMode =
     ::core::option::Option<unsafe extern "C" fn(arg1: *mut CUstreamCaptureMode) -> CUresult>;
 pub type cuMemGetInfo_v2 =
@@ -902,8 +901,6 @@ pub type cuMemHostAlloc = ::core::option::Option<
         arg3: ::core::ffi::c_uint,
     ) -> CUresult,
 >;
-pub type cuMemFreeHost =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ::core::ffi::c_void) -> CUresult>;
 pub type cuModuleLoadData = ::core::option::Option<
     unsafe extern "C" fn(arg1: *mut CUmodule, arg2: *const ::core::ffi::c_void) -> CUresult,
 >;

@@ -110,6 +110,7 @@ pub(super) struct Core {
 impl Core {
     /// Retains the primary context of `device`.
     pub(super) fn open(table: &'static Table, device: sys::CUdevice) -> Result<Self> {
+        let _relaxed = Relaxed::enter(table, Call::Init)?;
         let mut context: sys::CUcontext = ptr::null_mut();
         // SAFETY: the device is valid, as libcuda said; the pointer is to a live local.
         let code = unsafe { (table.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
@@ -173,17 +174,12 @@ impl Core {
         if self.is_forked() {
             return Err(DriverError::new(call, DriverCode::NOT_PERMITTED));
         }
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: swaps a setting of this thread; the pointer is to a live local.
-        let code = unsafe { (self.table.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
-        done(call, code)?;
         let mut bound = Bound {
             table: self.table,
-            mode,
             pushed: false,
+            _relaxed: Relaxed::enter(self.table, call)?,
             core: PhantomData,
         };
-
         let mut current: sys::CUcontext = ptr::null_mut();
         // SAFETY: the pointer is to a live local.
         let code = unsafe { (self.table.cuCtxGetCurrent)(&raw mut current) };
@@ -245,9 +241,7 @@ impl Drop for Core {
         if self.is_forked() {
             return;
         }
-        if let Some(kernels) = self.kernels.take() {
-            self.unload(&kernels);
-        }
+        let _relaxed = Relaxed::enter(self.table, Call::Init);
         // SAFETY: pairs with the retain in `open`. A driver that is gone refuses.
         let code = unsafe { (self.table.cuDevicePrimaryCtxRelease_v2)(self.device) };
         if let Err(e) = done(Call::Init, code)
@@ -258,12 +252,38 @@ impl Drop for Core {
     }
 }
 
+/// This thread in relaxed capture mode, under which no capture forbids a call. Restores the caller's
+/// mode when dropped.
+struct Relaxed {
+    table: &'static Table,
+    before: sys::CUstreamCaptureMode,
+}
+
+impl Relaxed {
+    fn enter(table: &'static Table, call: Call) -> DriverResult<Self> {
+        let mut before = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: swaps a setting of this thread; the pointer is to a live local.
+        let code = unsafe { (table.cuThreadExchangeStreamCaptureMode)(&raw mut before) };
+        done(call, code)?;
+        Ok(Self { table, before })
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        let mut mode = self.before;
+        // SAFETY: puts back what `enter` found; the pointer is to a live local.
+        let _ = unsafe { (self.table.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+    }
+}
+
 /// Proof that this thread may call libcuda on the device. Restores the caller's context and
 /// capture mode when dropped.
 pub(super) struct Bound<'core> {
     pub(super) table: &'static Table,
-    mode: sys::CUstreamCaptureMode,
     pushed: bool,
+    /// Dropped after the context was put back.
+    _relaxed: Relaxed,
     /// Not `Send`: it is about this thread.
     core: PhantomData<(&'core Core, *const ())>,
 }
@@ -276,8 +296,5 @@ impl Drop for Bound<'_> {
             // A failure leaves nothing to do.
             let _ = unsafe { (self.table.cuCtxPopCurrent_v2)(&raw mut popped) };
         }
-        let mut mode = self.mode;
-        // SAFETY: puts the mode back that `enter` found; the pointer is to a live local.
-        let _ = unsafe { (self.table.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
     }
 }

@@ -32,10 +32,11 @@ const WORD: u64 = 8;
 #[derive(Clone, Copy, Debug)]
 struct Function(u64);
 
-/// The module, loaded into the primary context by the first launch or hold.
+/// The module, loaded into the primary context by the first launch or hold. It and the slots go
+/// with the context: unloading may wait for all work of the context, and so for the hold of another
+/// driver that is released by the thread that waits.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    module: u64,
     write_pattern: Function,
     check_pattern: Function,
     read_sum: Function,
@@ -63,8 +64,8 @@ impl Kernels {
     fn release(&self, slot: usize, ticket: u64) {
         let word =
             ptr::with_exposed_provenance::<AtomicU64>(super::context::length(self.slot(slot)));
-        // SAFETY: the word lies in the pinned allocation that `load` made and zeroed and `unload`
-        // frees; `self` is alive, and unloading takes it by value out of its core. All access is
+        // SAFETY: the word lies in the pinned allocation that `load` made and zeroed, which lives as
+        // long as the context; a core retains that, and `self` is part of one. All access is
         // atomic; the device only reads.
         let word = unsafe { &*word };
         word.store(ticket, Ordering::Release);
@@ -135,7 +136,6 @@ impl Core {
         // SAFETY: libcuda answered that many bytes of host memory, page-aligned, ours alone.
         unsafe { slots.write_bytes(0, SLOTS * size_of::<AtomicU64>()) };
         Ok(Kernels {
-            module: id(module),
             write_pattern,
             check_pattern,
             read_sum,
@@ -147,24 +147,6 @@ impl Core {
                 tickets: vec![0; SLOTS],
             }),
         })
-    }
-
-    /// Gives back what `load` made. Every hold keeps its core alive, so none is outstanding.
-    pub(super) fn unload(&self, kernels: &Kernels) {
-        let Ok(bound) = self.enter(Call::Release) else {
-            return;
-        };
-        // A kernel may still be on its way out.
-        // SAFETY: our context is current. Failure means that the context is lost or captured.
-        let code = unsafe { (bound.table.cuCtxSynchronize)() };
-        if done(Call::Release, code).is_err() {
-            return;
-        }
-        // SAFETY: allocated in `load_functions`; no kernel reads it any more, and `kernels` was taken
-        // out of its core.
-        let _ = unsafe { (bound.table.cuMemFreeHost)(handle(kernels.slots)) };
-        // SAFETY: loaded in `load`; no kernel of it runs any more.
-        let _ = unsafe { (bound.table.cuModuleUnload)(handle(kernels.module)) };
     }
 
     pub(super) fn launch(&self, kernel: Kernel, stream: StreamId) -> DriverResult<()> {

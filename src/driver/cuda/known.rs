@@ -13,10 +13,17 @@ use crate::units::{Va, VaRange};
 /// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`: names for streams that always exist.
 const LAST_SPECIAL_STREAM: u64 = 2;
 
+/// A granule. An import in the exporter's own process may answer the handle that is there already,
+/// which then has to be released once more.
+#[derive(Debug)]
+struct Phys {
+    len: u64,
+    references: u32,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    /// Bytes of each granule.
-    phys: Mutex<HashMap<PhysId, u64>>,
+    phys: Mutex<HashMap<PhysId, Phys>>,
     /// Length of each reservation, by its start.
     reservations: Mutex<BTreeMap<Va, u64>>,
     /// Length of each plain allocation, by its start.
@@ -33,21 +40,28 @@ fn around(ranges: &BTreeMap<Va, u64>, at: Va) -> Option<VaRange> {
 
 impl Known {
     pub(super) fn add_phys(&self, phys: PhysId, len: u64) {
-        self.phys.lock().insert(phys, len);
+        let mut known = self.phys.lock();
+        let phys = known.entry(phys).or_insert(Phys { len, references: 0 });
+        phys.references += 1;
     }
 
+    /// Drops one reference; answers the length.
     pub(super) fn take_phys(&self, phys: PhysId) -> Result<u64, DriverCode> {
-        self.phys
-            .lock()
-            .remove(&phys)
-            .ok_or(DriverCode::INVALID_VALUE)
+        let mut known = self.phys.lock();
+        let found = known.get_mut(&phys).ok_or(DriverCode::INVALID_VALUE)?;
+        let len = found.len;
+        found.references -= 1;
+        if found.references == 0 {
+            known.remove(&phys);
+        }
+        Ok(len)
     }
 
     pub(super) fn phys_len(&self, phys: PhysId) -> Result<u64, DriverCode> {
         self.phys
             .lock()
             .get(&phys)
-            .copied()
+            .map(|phys| phys.len)
             .ok_or(DriverCode::INVALID_VALUE)
     }
 
@@ -199,6 +213,17 @@ mod tests {
         }
         assert_eq!(known.take_allocation(Va::new(0x4000)), Ok(0x100));
         assert!(known.check_ours(range(0x4080, 0x80)).is_err());
+    }
+
+    #[test]
+    fn a_granule_imported_beside_its_original_is_released_twice() {
+        let known = Known::default();
+        known.add_phys(PhysId(7), 0x200);
+        known.add_phys(PhysId(7), 0x200);
+        assert_eq!(known.take_phys(PhysId(7)), Ok(0x200));
+        assert_eq!(known.phys_len(PhysId(7)), Ok(0x200));
+        assert_eq!(known.take_phys(PhysId(7)), Ok(0x200));
+        assert!(known.take_phys(PhysId(7)).is_err());
     }
 
     #[test]

@@ -106,7 +106,6 @@ table! {
         cuCtxGetCurrent
         cuCtxPushCurrent_v2
         cuCtxPopCurrent_v2
-        cuCtxSynchronize
         cuThreadExchangeStreamCaptureMode
         cuMemGetInfo_v2
         cuMemGetAllocationGranularity
@@ -133,7 +132,6 @@ table! {
         cuMemcpyHtoDAsync_v2
         cuMemcpyDtoHAsync_v2
         cuMemHostAlloc
-        cuMemFreeHost
         cuModuleLoadData
         cuModuleUnload
         cuModuleGetFunction

@@ -166,7 +166,8 @@ fn device_name(core: &Core) -> Result<String> {
     // SAFETY: the buffer is as long as said; libcuda ends the name in it with a zero.
     let code = unsafe { (core.table.cuDeviceGetName)(buffer.as_mut_ptr(), 256, core.device) };
     done(Call::Init, code)?;
-    let bytes = buffer.map(c_char::cast_unsigned);
+    // Signed on some targets, unsigned on others.
+    let bytes = buffer.map(|c| c.to_ne_bytes()[0]);
     let name = CStr::from_bytes_until_nul(&bytes).unwrap_or(c"unnamed");
     Ok(name.to_string_lossy().into_owned())
 }

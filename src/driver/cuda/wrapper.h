@@ -19,7 +19,6 @@ GRANULE_FN(cuDevicePrimaryCtxRelease_v2);
 GRANULE_FN(cuCtxGetCurrent);
 GRANULE_FN(cuCtxPushCurrent_v2);
 GRANULE_FN(cuCtxPopCurrent_v2);
-GRANULE_FN(cuCtxSynchronize);
 GRANULE_FN(cuThreadExchangeStreamCaptureMode);
 
 // Virtual memory management.
@@ -56,7 +55,6 @@ GRANULE_FN(cuMemcpyDtoDAsync_v2);
 GRANULE_FN(cuMemcpyHtoDAsync_v2);
 GRANULE_FN(cuMemcpyDtoHAsync_v2);
 GRANULE_FN(cuMemHostAlloc);
-GRANULE_FN(cuMemFreeHost);
 GRANULE_FN(cuModuleLoadData);
 GRANULE_FN(cuModuleUnload);
 GRANULE_FN(cuModuleGetFunction);
