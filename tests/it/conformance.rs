@@ -1,5 +1,7 @@
 //! Every driver and every wrapper passes the conformance suite: one test per check and driver.
 
+mod liar;
+
 use std::error::Error;
 use std::sync::Arc;
 

@@ -211,11 +211,12 @@ impl<'d> Rig<'d> {
         }
     }
 
-    /// Requires that the event has not passed and stays so for a moment.
+    /// Requires that the event has not passed and stays so for a moment: long enough for a worker
+    /// thread on a busy machine to do what it should not.
     pub fn pending(&self, what: &str, event: EventId) -> Outcome {
-        for _ in 0..10 {
+        for _ in 0..20 {
             ensure!(!self.d.query_event(event)?, "{what}: passed too early");
-            thread::sleep(Duration::from_micros(200));
+            thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
