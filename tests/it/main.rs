@@ -1,0 +1,3 @@
+//! Integration tests: one binary, a module per subject.
+
+mod conformance;
