@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::driver::{DeviceInfo, Driver, DriverKind, DriverResult, MemoryInfo, SharedDriver, sim};
+use crate::driver::{
+    DeviceInfo, Driver, DriverKind, DriverResult, MemoryInfo, SharedDriver, cuda, sim,
+};
 use crate::stream::Stream;
 use crate::sync::Mutex;
 use crate::units::TIB;
