@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::driver::{Driver, EventId, Hold, StreamId, StreamKey};
+use crate::driver::{Driver, DriverResult, EventId, Hold, StreamId, StreamKey};
 use crate::{Device, Result};
 
 /// A stream of device work. Cheap to clone; the driver's stream is destroyed with the last clone
@@ -167,6 +167,11 @@ impl Fence {
     /// A driver error, also one of the work itself.
     pub fn wait(&self) -> Result<()> {
         Ok(self.inner.device.driver().sync_event(self.inner.event)?)
+    }
+
+    /// As [`wait`](Self::wait), with the driver's own error.
+    pub(crate) fn settle(&self) -> DriverResult<()> {
+        self.inner.device.driver().sync_event(self.inner.event)
     }
 
     /// The fence's device.

@@ -8,10 +8,11 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use super::Shared;
 use super::block::{Block, no_block};
 use super::config::HeapConfig;
 use super::core::{self, Stale};
-use crate::driver::PhysId;
+use crate::driver::{DriverCode, DriverResult, PhysId};
 use crate::pool::{Granule, Holder, Pool};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
@@ -27,7 +28,10 @@ pub(super) struct Lane {
     pub(super) config: HeapConfig,
     stream: Stream,
     range: VaRange,
+    /// Bytes of the longest block that could ever be placed.
+    largest: u64,
     pub(super) state: Mutex<State>,
+    heap: Weak<Shared>,
     this: Weak<Self>,
 }
 
@@ -41,8 +45,15 @@ pub(super) struct State {
     pub(super) limbo_bytes: u64,
     /// Old addresses of moved granules, oldest first.
     pub(super) stale: VecDeque<Alias>,
-    /// Mappings that the driver refused to undo.
+    /// Places with mappings that could not be undone.
     pub(super) broken: Vec<Broken>,
+    /// Times that some thread has something of this lane in hand which the lists above do not show:
+    /// an order under way, or limbo being looked at.
+    pub(super) in_hand: usize,
+    /// Times that memory became free.
+    pub(super) frees: u64,
+    /// A fence behind all use of what was free after so many frees.
+    pub(super) calm: Option<(Fence, u64)>,
     pub(super) counts: Counts,
     reservation: Option<Reservation>,
 }
@@ -51,6 +62,7 @@ impl State {
     /// Files a freed block that no other stream uses any more.
     pub(super) fn unlimbo(&mut self, one: &Limbo) {
         self.limbo_bytes -= one.len;
+        self.frees += 1;
         self.core.mark(one.addr, 0);
         self.core.free_hinted(one.addr, one.hint, &mut ());
     }
@@ -130,15 +142,37 @@ pub(super) struct Alias {
     pub(super) fence: Option<Fence>,
 }
 
-/// A mapping at an address that the core counts as a gap.
+/// A held place with mappings that could not be undone yet.
 pub(super) struct Broken {
+    pub(super) place: Stale,
+    pub(super) stuck: Vec<Stuck>,
+    pub(super) after: After,
+}
+
+/// A mapping that could not be undone, and the granule behind it if nobody else has that.
+pub(super) struct Stuck {
     pub(super) range: VaRange,
-    /// The granule, if nobody else has it.
     pub(super) granule: Option<Granule>,
 }
 
+/// When something may be unmapped.
+#[derive(Clone)]
+pub(super) enum After {
+    /// Nothing uses it.
+    Now,
+    /// When work queued so far is done; the fence could not be recorded yet.
+    Unrecorded,
+    /// When the fence has passed.
+    Fence(Fence),
+}
+
 impl Lane {
-    pub(super) fn new(pool: &Pool, config: &HeapConfig, stream: &Stream) -> Result<Arc<Self>> {
+    pub(super) fn new(
+        heap: &Arc<Shared>,
+        pool: &Pool,
+        config: &HeapConfig,
+        stream: &Stream,
+    ) -> Result<Arc<Self>> {
         let budget = pool.stats().budget.max(1);
         let (small, large) = config.lines(budget);
         let unit = core::PAGE_BYTES;
@@ -160,6 +194,7 @@ impl Lane {
             config: config.clone(),
             stream: stream.clone(),
             range,
+            largest: range.len() - small,
             state: Mutex::new(State {
                 core,
                 granules: Granules::default(),
@@ -168,9 +203,13 @@ impl Lane {
                 limbo_bytes: 0,
                 stale: VecDeque::new(),
                 broken: Vec::new(),
+                in_hand: 0,
+                frees: 0,
+                calm: None,
                 counts: Counts::default(),
                 reservation: Some(reservation),
             }),
+            heap: Arc::downgrade(heap),
             this: this.clone(),
         });
         let holder: Weak<dyn Holder> = lane.this.clone();
@@ -185,6 +224,16 @@ impl Lane {
     /// Bytes of addresses.
     pub(super) fn range_len(&self) -> u64 {
         self.range.len()
+    }
+
+    /// Bytes of the longest block that could ever be placed.
+    pub(super) fn largest(&self) -> u64 {
+        self.largest
+    }
+
+    /// The heap that this is a part of, unless it is gone.
+    pub(super) fn heap(&self) -> Option<Arc<Shared>> {
+        self.heap.upgrade()
     }
 
     pub(super) fn contains(&self, addr: Va) -> bool {
@@ -225,6 +274,7 @@ impl Lane {
         };
         match uses {
             None => {
+                state.frees += 1;
                 state.core.free_hinted(addr.get(), found.hint, &mut ());
             }
             Some(uses) => {
@@ -317,8 +367,9 @@ impl Lane {
 impl Holder for Lane {
     fn held(&self) -> u64 {
         let state = self.state.lock();
-        let broken = state.broken.iter().filter_map(|b| b.granule.as_ref());
-        state.granules.bytes() + broken.map(Granule::len).sum::<u64>()
+        let stuck = state.broken.iter().flat_map(|b| &b.stuck);
+        let stuck = stuck.filter_map(|s| s.granule.as_ref());
+        state.granules.bytes() + stuck.map(Granule::len).sum::<u64>()
     }
 
     fn reclaim(&self, want: u64) -> u64 {
@@ -333,23 +384,26 @@ impl Holder for Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // A device that is lost cannot be waited for, and has nothing left to protect.
-        if let Err(error) = self.settle_all() {
-            tracing::warn!(%error, "heap dropped without waiting for its streams");
-        }
         let state = self.state.get_mut();
+        let mut broken = std::mem::take(&mut state.broken);
+        let mut granules = std::mem::take(&mut state.granules);
+        // Nobody can ask this lane any more what it holds.
+        let stuck = broken.iter_mut().flat_map(|b| &mut b.stuck);
+        let stuck = stuck.filter_map(|s| s.granule.as_mut());
+        let all = granules.slots.iter_mut().flatten().chain(stuck);
+        all.for_each(Granule::set_unmapped);
+        let limbo = state.limbo.drain(..).flat_map(|l| l.uses);
+        let live = state.uses.drain().flat_map(|(_, uses)| uses);
+        let old = state.stale.drain(..);
+        let old = old.filter_map(|a| VaRange::new(Va::new(a.stale.addr), a.stale.len));
         let mut remains = Remains {
-            mappings: state.core.mappings().collect(),
-            granules: std::mem::take(&mut state.granules),
+            awaited: limbo.chain(live).collect(),
+            mappings: state.core.mappings().chain(old).collect(),
+            granules,
+            broken,
             reservation: state.reservation.take(),
-            broken: std::mem::take(&mut state.broken),
         };
-        remains.mappings.extend(
-            state
-                .stale
-                .drain(..)
-                .filter_map(|a| VaRange::new(Va::new(a.stale.addr), a.stale.len)),
-        );
+        remains.awaited.push(Use::Stream(self.stream.clone()));
         let retry = move |driver: &dyn crate::driver::Driver| remains.tear_down(driver);
         self.pool.device().give_back("heap", Box::new(retry));
     }
@@ -357,6 +411,8 @@ impl Drop for Lane {
 
 /// What is left of a lane that goes.
 struct Remains {
+    /// What may still use the memory.
+    awaited: Vec<Use>,
     mappings: Vec<VaRange>,
     granules: Granules,
     broken: Vec<Broken>,
@@ -364,23 +420,39 @@ struct Remains {
 }
 
 impl Remains {
-    /// Unmaps everything, then lets the granules and the addresses go. Can be called again.
-    fn tear_down(&mut self, driver: &dyn crate::driver::Driver) -> crate::driver::DriverResult<()> {
-        let ignore_gone = |result: crate::driver::DriverResult<()>| match result {
+    /// Waits for the last uses, unmaps everything, then lets the granules and the addresses go. Can be
+    /// called again, and goes on where it failed.
+    fn tear_down(&mut self, driver: &dyn crate::driver::Driver) -> DriverResult<()> {
+        let ignore_gone = |result: DriverResult<()>| match result {
             Err(error) if error.is_driver_gone() => Ok(()),
             other => other,
         };
+        while let Some(last) = self.awaited.last() {
+            let waited = match last {
+                Use::Fence(fence) => fence.settle(),
+                Use::Stream(stream) => driver.sync_stream(stream.id()),
+            };
+            match waited {
+                // A device that is lost runs nothing any more.
+                Err(error) if error.code == DriverCode::ILLEGAL_ADDRESS => {}
+                other => ignore_gone(other)?,
+            }
+            self.awaited.pop();
+        }
         while let Some(range) = self.mappings.last() {
             ignore_gone(driver.unmap(*range))?;
             self.mappings.pop();
         }
-        while let Some(broken) = self.broken.last() {
-            ignore_gone(driver.unmap(broken.range))?;
+        while let Some(broken) = self.broken.last_mut() {
+            while let Some(stuck) = broken.stuck.last() {
+                ignore_gone(driver.unmap(stuck.range))?;
+                broken.stuck.pop();
+            }
             self.broken.pop();
         }
         self.granules = Granules::default();
         if let Some(reservation) = &mut self.reservation {
-            reservation.free()?;
+            ignore_gone(reservation.free())?;
         }
         Ok(())
     }
