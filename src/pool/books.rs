@@ -51,6 +51,15 @@ impl PoolStats {
     }
 }
 
+/// What holders have, counted by themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Held {
+    /// Bytes mapped.
+    pub(crate) mapped: u64,
+    /// Of that, bytes that wait for a fence.
+    pub(crate) pending: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Books {
     stats: PoolStats,
@@ -275,8 +284,8 @@ impl Books {
         }))
     }
 
-    /// Recounts idle granules and checks the identities against `held` mapped bytes.
-    pub(super) fn audit(&self, held: u64) -> Result<(), Error> {
+    /// Recounts idle granules and checks the identities against what holders say they have.
+    pub(super) fn audit(&self, held: Held) -> Result<(), Error> {
         let check = |what, booked, counted| match booked == counted {
             true => Ok(()),
             false => Err(Error::Inconsistent {
@@ -287,7 +296,10 @@ impl Books {
         };
         let idle = self.idle.values().flatten().map(|raw| raw.len).sum();
         check("idle bytes", self.stats.idle, idle)?;
-        check("mapped bytes", self.stats.mapped, held)?;
+        check("mapped bytes", self.stats.mapped, held.mapped)?;
+        check("pending bytes", self.stats.pending, held.pending)?;
+        check("promised bytes", self.promised, 0)?;
+        check("bytes in release", self.releasing, 0)?;
         let s = self.stats;
         let parts = s.mapped + s.idle + s.in_flight;
         check("created bytes", s.created, parts)
