@@ -617,11 +617,9 @@ impl Holder for Shared {
         }
     }
 
-    fn reclaim(&self, want: u64) -> u64 {
+    fn reclaim(&self, want: u64) -> Option<u64> {
         // Whoever holds the line is growing or shrinking, perhaps the very thread that asks.
-        let Some(mut line) = self.line.try_lock() else {
-            return 0;
-        };
+        let mut line = self.line.try_lock()?;
         let (first, touched) = {
             let mut meta = self.meta.lock();
             meta.open = meta.open.min(meta.len);
@@ -639,7 +637,7 @@ impl Holder for Shared {
             }
         }
         self.publish(&line);
-        got
+        Some(got)
     }
 
     fn map_ahead(&self) {

@@ -100,6 +100,7 @@ impl Books {
         self.stats
     }
 
+    /// Bytes created that stay, with those promised.
     fn committed(&self) -> u64 {
         (self.stats.created - self.releasing) + self.promised
     }
@@ -107,7 +108,8 @@ impl Books {
     fn room(&self) -> Room {
         let committed = self.committed();
         Room {
-            create: self.stats.budget.saturating_sub(committed),
+            // What others are about to release is there until they have.
+            create: (self.stats.budget).saturating_sub(self.stats.created + self.promised),
             release: committed.saturating_sub(self.stats.floor),
             granularity: self.granularity,
         }
@@ -175,6 +177,21 @@ impl Books {
             may -= len;
         }
         out
+    }
+
+    /// Bytes that evicting cannot bring back.
+    pub(super) fn in_use(&self) -> u64 {
+        self.committed() - self.stats.idle
+    }
+
+    /// Whether a release is under way, so that there will be more room in a moment.
+    pub(super) fn is_releasing(&self) -> bool {
+        self.releasing > 0
+    }
+
+    /// Evicts what a budget of that many bytes has no room for.
+    pub(super) fn evict_over(&mut self, budget: u64) -> Vec<Raw> {
+        self.evict(self.committed().saturating_sub(budget))
     }
 
     /// Idle bytes beyond `keep` that the floor allows to release.

@@ -56,8 +56,8 @@ pub(crate) trait Holder: Send + Sync {
     fn held(&self) -> Held;
 
     /// Gives back up to about `want` bytes that nobody uses, without waiting for anything; the
-    /// bytes given back.
-    fn reclaim(&self, want: u64) -> u64;
+    /// bytes given back. `None` if another thread is changing it just now.
+    fn reclaim(&self, want: u64) -> Option<u64>;
 
     /// Maps what will be needed next.
     fn map_ahead(&self);
@@ -72,9 +72,15 @@ pub(crate) enum Effort {
     Spare,
 }
 
+/// How long an allocation that is out of memory gives other threads to end the driver calls they are
+/// in, which may give memory back.
+const BUSY: Duration = Duration::from_millis(10);
+
 /// A search for memory.
 #[derive(Clone, Copy)]
 struct Quest {
+    /// Holders that ask, and so cannot be asked.
+    asking: usize,
     requested: u64,
     effort: Effort,
     started: Instant,
@@ -235,16 +241,20 @@ impl Shared {
         holders.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Asks holders for memory nobody uses; the bytes that came back.
-    fn reclaim(&self, want: u64) -> u64 {
-        let mut got = 0;
+    /// Asks holders for memory nobody uses; the bytes that came back, and how many holders could
+    /// not be asked.
+    fn reclaim(&self, want: u64) -> (u64, usize) {
+        let (mut got, mut busy) = (0, 0);
         for holder in self.live_holders() {
             if got >= want {
                 break;
             }
-            got += holder.reclaim(want - got);
+            match holder.reclaim(want - got) {
+                Some(bytes) => got += bytes,
+                None => busy += 1,
+            }
         }
-        got
+        (got, busy)
     }
 
     /// Granules for all needs, one list a need, or nothing.
@@ -257,6 +267,7 @@ impl Shared {
             .iter()
             .fold(0u64, |sum, n| sum.saturating_add(n.bytes));
         let quest = Quest {
+            asking: needs.len(),
             requested,
             effort,
             started: Instant::now(),
@@ -286,15 +297,21 @@ impl Shared {
         if quest.effort == Effort::Spare {
             return false;
         }
-        if self.reclaim(missing) > 0 {
+        let (got, busy) = self.reclaim(missing);
+        if got > 0 {
             return true;
         }
-        let pending = self.books.lock().stats().pending;
-        if pending == 0 || quest.started.elapsed() >= self.config.wait {
-            return false;
+        let waited = quest.started.elapsed();
+        let (pending, releasing) = {
+            let books = self.books.lock();
+            (books.stats().pending > 0, books.is_releasing())
+        };
+        let hope = (pending && waited < self.config.wait)
+            || ((releasing || busy > quest.asking) && waited < BUSY);
+        if hope {
+            std::thread::sleep(Duration::from_micros(50));
         }
-        std::thread::sleep(Duration::from_micros(50));
-        true
+        hope
     }
 
     fn carry_out(
@@ -424,6 +441,7 @@ impl Shared {
                 break;
             }
             let quest = Quest {
+                asking: 0,
                 requested: missing,
                 effort: Effort::Full,
                 started: Instant::now(),
@@ -461,13 +479,12 @@ impl Shared {
                 why: "it is below the static base",
             });
         }
-        if before.created - before.idle > bytes {
+        if self.books.lock().in_use() > bytes {
             self.reclaim(u64::MAX);
         }
         let victims = {
             let mut books = self.books.lock();
-            let now = books.stats();
-            let in_use = now.created - now.idle;
+            let in_use = books.in_use();
             if in_use > bytes {
                 return Err(Error::BudgetBelowUse {
                     budget: bytes,
@@ -475,7 +492,7 @@ impl Shared {
                 });
             }
             books.set_limits(bytes, floor);
-            books.evict(now.created.saturating_sub(bytes))
+            books.evict_over(bytes)
         };
         let done = self
             .release_all(victims)
@@ -541,8 +558,8 @@ impl Holder for Spare {
         Held::default()
     }
 
-    fn reclaim(&self, _: u64) -> u64 {
-        0
+    fn reclaim(&self, _: u64) -> Option<u64> {
+        Some(0)
     }
 
     fn map_ahead(&self) {
