@@ -12,8 +12,8 @@ use super::Shared;
 use super::block::{Block, no_block};
 use super::config::HeapConfig;
 use super::core::{self, Stale};
-use crate::driver::{DriverCode, DriverResult, PhysId};
-use crate::pool::{Granule, Holder, Pool};
+use crate::driver::{DriverResult, PhysId};
+use crate::pool::{Granule, Held, Holder, Pool};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
 use crate::sync::Mutex;
@@ -365,15 +365,18 @@ impl Lane {
 }
 
 impl Holder for Lane {
-    fn held(&self) -> u64 {
+    fn held(&self) -> Held {
         let state = self.state.lock();
         let stuck = state.broken.iter().flat_map(|b| &b.stuck);
         let stuck = stuck.filter_map(|s| s.granule.as_ref());
-        state.granules.bytes() + stuck.map(Granule::len).sum::<u64>()
+        Held {
+            mapped: state.granules.bytes() + stuck.map(Granule::len).sum::<u64>(),
+            pending: 0,
+        }
     }
 
-    fn reclaim(&self, want: u64) -> u64 {
-        self.give_back_idle(want)
+    fn reclaim(&self, want: u64) -> Option<u64> {
+        Some(self.give_back_idle(want))
     }
 
     fn awaited(&self) -> u64 {
@@ -428,14 +431,9 @@ impl Remains {
             other => other,
         };
         while let Some(last) = self.awaited.last() {
-            let waited = match last {
-                Use::Fence(fence) => fence.settle(),
-                Use::Stream(stream) => driver.sync_stream(stream.id()),
-            };
-            match waited {
-                // A device that is lost runs nothing any more.
-                Err(error) if error.code == DriverCode::ILLEGAL_ADDRESS => {}
-                other => ignore_gone(other)?,
+            match last {
+                Use::Fence(fence) => fence.quiesce()?,
+                Use::Stream(stream) => stream.quiesce()?,
             }
             self.awaited.pop();
         }

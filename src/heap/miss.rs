@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::{Block as Found, OutOfMemory, PAGE_BYTES, Plan};
-use super::lane::{After, Alias, Broken, Lane, Limbo, State, Stuck, Use};
+use super::lane::{After, Alias, Broken, Lane, State, Stuck, Use};
 use super::retire::fence_uses;
 use crate::driver::sim::{Nanos, SimDriver};
 use crate::driver::{Access, PhysId};
-use crate::pool::Granule;
+use crate::pool::{BUSY, Granule};
 use crate::stream::Fence;
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
@@ -399,7 +399,7 @@ impl Lane {
             },
             (None, _) => self.pool.shared().shortage(size, lacking),
         };
-        let budget = self.pool.stats().budget;
+        let budget = self.pool.shared().budget();
         if size > budget.min(self.config.limit.unwrap_or(u64::MAX)) {
             return Err(error);
         }
@@ -407,7 +407,7 @@ impl Lane {
             let want = lacking.max(PAGE_BYTES);
             let got = match self.heap().filter(|_| short.own) {
                 Some(heap) => heap.give_back_idle(want),
-                None => self.pool.shared().reclaim(want),
+                None => self.pool.shared().reclaim(want).0,
             };
             if got > 0 {
                 return Ok(());
@@ -451,13 +451,17 @@ impl Lane {
     /// Pauses while there is something to wait for and time left; the error otherwise.
     fn wait_or_give_up(&self, error: Error, started: Instant) -> Result<()> {
         use crate::pool::Holder;
-        let pending = {
+        let (pending, busy) = {
             let state = self.state.lock();
-            state.limbo_bytes > 0 || !state.stale.is_empty() || state.in_hand > 0
+            let pending = state.limbo_bytes > 0 || !state.stale.is_empty();
+            (pending, state.in_hand > 0)
         };
+        let shared = self.pool.shared();
         // What is idle here could be used at once, so it is not waited for.
-        let elsewhere = self.pool.shared().awaited().saturating_sub(self.awaited());
-        if !(pending || elsewhere > 0) || started.elapsed() >= self.config.wait {
+        let pending = pending || shared.awaited() > self.awaited();
+        let busy = busy || shared.is_releasing();
+        let waited = started.elapsed();
+        if !(pending && waited < self.config.wait || busy && waited < BUSY.max(self.config.wait)) {
             return Err(error);
         }
         self.state.lock().counts.host_waits += 1;
