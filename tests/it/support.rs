@@ -90,6 +90,31 @@ impl Rig {
         Self::over(Arc::new(SimDriver::new(config).unwrap()), None)
     }
 
+    /// As [`new`](Self::new), but the simulated device looks for races.
+    pub fn racing(on: On) -> Self {
+        let config = SimConfig {
+            races: true,
+            ..SimConfig::default()
+        };
+        match on {
+            On::Sim => Self::over(Arc::new(SimDriver::new(config).unwrap()), None),
+            other => Self::new(other),
+        }
+    }
+
+    /// A device of any driver, behind the wrappers.
+    pub fn around(inner: SharedDriver) -> Self {
+        Self::over(inner, None)
+    }
+
+    /// Asserts that no two accesses were without an order, as far as the device looks at that.
+    #[track_caller]
+    pub fn assert_no_races(&self) {
+        let sim = self.inner.as_any().downcast_ref::<SimDriver>();
+        let races = sim.map(SimDriver::races).unwrap_or_default();
+        assert!(races.is_empty(), "{races:?}");
+    }
+
     fn over(inner: SharedDriver, turn: Option<MutexGuard<'static, ()>>) -> Self {
         let unit = inner.info().granularity;
         let scratch = inner.reserve(unit, 0).unwrap();
