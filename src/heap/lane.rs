@@ -12,6 +12,7 @@ use super::Shared;
 use super::block::{Block, no_block};
 use super::config::HeapConfig;
 use super::core::{self, Stale};
+use super::retire::GRACE;
 use crate::driver::{DriverResult, PhysId};
 use crate::pool::{Granule, Held, Holder, Pool};
 use crate::space::Reservation;
@@ -376,7 +377,7 @@ impl Holder for Lane {
     }
 
     fn reclaim(&self, want: u64) -> Option<u64> {
-        Some(self.give_back_idle(want))
+        Some(self.give_back_idle(want, GRACE))
     }
 
     fn awaited(&self) -> u64 {

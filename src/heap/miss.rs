@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::core::{Block as Found, OutOfMemory, PAGE_BYTES, Plan};
 use super::lane::{After, Alias, Broken, Lane, State, Stuck, Use};
-use super::retire::fence_uses;
+use super::retire::{GRACE, fence_uses};
 use crate::driver::sim::{Nanos, SimDriver};
 use crate::driver::{Access, PhysId};
 use crate::pool::{BUSY, Granule};
@@ -406,33 +406,42 @@ impl Lane {
         if lacking > 0 {
             let want = lacking.max(PAGE_BYTES);
             let got = match self.heap().filter(|_| short.own) {
-                Some(heap) => heap.give_back_idle(want),
+                Some(heap) => heap.give_back_idle(want, GRACE),
                 None => self.pool.shared().reclaim(want).0,
             };
             if got > 0 {
                 return Ok(());
             }
         }
-        if self.wait_on_device()? > 0 {
+        // Fences that were taken just now may be about to pass.
+        if self.retire_limbo(GRACE) > 0 || self.wait_on_device(lacking)? > 0 {
             return Ok(());
         }
         self.wait_or_give_up(error, attempt.started)
     }
 
-    /// Orders this stream behind every other stream whose freed memory is in limbo here, without a
-    /// wait of the host; the blocks that became free.
-    fn wait_on_device(&self) -> Result<usize> {
+    /// Orders this stream behind other streams whose freed memory is in limbo here, without a wait
+    /// of the host, until that much has become free; how many blocks.
+    fn wait_on_device(&self, lacking: u64) -> Result<usize> {
         let waiting = self.take_limbo();
         let mut freed = Vec::new();
         let mut kept = Vec::new();
         let mut outcome = Ok(());
+        let mut bytes = 0;
         for one in fence_uses(waiting) {
+            if bytes >= lacking.max(1) {
+                kept.push(one);
+                continue;
+            }
             let ordered = one.uses.iter().try_for_each(|used| match used {
                 Use::Fence(fence) => self.stream().wait(fence),
                 Use::Stream(stream) => self.stream().wait(&stream.fence()?),
             });
             match ordered {
-                Ok(()) => freed.push(one),
+                Ok(()) => {
+                    bytes += one.len;
+                    freed.push(one);
+                }
                 Err(error) => {
                     outcome = outcome.and(Err(error));
                     kept.push(one);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::pool::{Policy, Pool};
 use crate::stream::Stream;
@@ -22,6 +23,9 @@ use lane::Lane;
 
 /// Default alignment of blocks in bytes, and the unit that sizes are rounded up to.
 pub const DEFAULT_ALIGN: u64 = core::UNIT;
+
+/// How long a stream may take to say that it has no work when its heap is trimmed.
+const TRIM_GRACE: Duration = Duration::from_millis(1);
 
 /// A heap of blocks of any size on one device.
 ///
@@ -235,9 +239,10 @@ impl Heap {
     }
 
     /// Gives granules without a live byte back to the pool, as far as their stream's work is done.
-    /// Does not wait. The bytes given back.
+    /// Does not wait for work, but gives each stream a millisecond to say that it has none. The bytes
+    /// given back.
     pub fn trim(&self) -> u64 {
-        self.shared.give_back_idle(u64::MAX)
+        self.shared.give_back_idle(u64::MAX, TRIM_GRACE)
     }
 
     /// Figures of this moment.
@@ -331,14 +336,14 @@ impl Shared {
     }
 
     /// Gives idle granules of all lanes back to the pool; the bytes.
-    fn give_back_idle(&self, want: u64) -> u64 {
+    fn give_back_idle(&self, want: u64, grace: Duration) -> u64 {
         let lanes = self.lanes.read().clone();
         let mut got = 0;
         for lane in lanes {
             if got >= want {
                 break;
             }
-            got += lane.give_back_idle(want - got);
+            got += lane.give_back_idle(want - got, grace);
         }
         got
     }

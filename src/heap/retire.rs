@@ -10,12 +10,12 @@ use crate::stream::Fence;
 use crate::units::{Va, VaRange};
 
 /// How long a fence that was just recorded may take to pass on a stream without work.
-const GRACE: Duration = Duration::from_micros(50);
+pub(super) const GRACE: Duration = Duration::from_micros(50);
 
 impl Lane {
     /// Files what has become free: limbo whose fences have passed, old mappings nobody uses.
     pub(super) fn retire(&self) {
-        self.retire_limbo();
+        self.retire_limbo(Duration::ZERO);
         self.retire_aliases();
         self.retire_broken();
     }
@@ -34,14 +34,22 @@ impl Lane {
         freed.iter().for_each(|one| state.unlimbo(one));
     }
 
-    fn retire_limbo(&self) {
+    /// Files limbo whose fences have passed, or pass within `grace`; how much.
+    pub(super) fn retire_limbo(&self, grace: Duration) -> usize {
         if self.state.lock().limbo.is_empty() {
-            return;
+            return 0;
         }
         let waiting = fence_uses(self.take_limbo());
-        let passed = |one: &Limbo| one.uses.iter().all(has_passed);
+        let started = Instant::now();
+        let passed = |one: &Limbo| {
+            one.uses.iter().all(|used| match used {
+                Use::Fence(f) => passes_within(f, grace.saturating_sub(started.elapsed())),
+                Use::Stream(_) => false,
+            })
+        };
         let (freed, kept): (Vec<Limbo>, Vec<Limbo>) = waiting.into_iter().partition(passed);
         self.put_limbo(&freed, kept);
+        freed.len()
     }
 
     /// Unmaps old mappings whose fences have passed; how many.
@@ -136,8 +144,9 @@ impl Lane {
         range.is_some_and(|range| self.pool.device().driver().unmap(range).is_ok())
     }
 
-    /// Unmaps wholly free granules and gives them to the pool, if this stream's work on them is done.
-    pub(super) fn give_back_idle(&self, want: u64) -> u64 {
+    /// Unmaps wholly free granules and gives them to the pool, if this stream's work on them is done;
+    /// `grace` is how long the device may take to say so.
+    pub(super) fn give_back_idle(&self, want: u64, grace: Duration) -> u64 {
         self.retire();
         let (idle, frees, known) = {
             let mut state = self.state.lock();
@@ -153,7 +162,7 @@ impl Lane {
             Some((fence, _)) => Some(fence),
             None => self.stream().fence().ok(),
         };
-        let passed = fence.as_ref().is_some_and(passes_soon);
+        let passed = fence.as_ref().is_some_and(|fence| passes_within(fence, grace));
         let mut bytes = 0;
         for one in idle {
             let unmapped = passed && self.unmap(one.addr, one.len);
@@ -197,24 +206,17 @@ pub(super) fn fence_uses(mut waiting: Vec<Limbo>) -> Vec<Limbo> {
     waiting
 }
 
-fn has_passed(used: &Use) -> bool {
-    match used {
-        Use::Fence(fence) => is_done(fence),
-        Use::Stream(_) => false,
-    }
-}
-
 fn is_done(fence: &Fence) -> bool {
     fence.is_done().unwrap_or(false)
 }
 
 /// Whether a fence has passed, or passes as soon as the device has seen it.
-fn passes_soon(fence: &Fence) -> bool {
+fn passes_within(fence: &Fence, grace: Duration) -> bool {
     let started = Instant::now();
     loop {
         match fence.is_done() {
             Ok(true) => return true,
-            Ok(false) if started.elapsed() < GRACE => std::hint::spin_loop(),
+            Ok(false) if started.elapsed() < grace => std::thread::yield_now(),
             _ => return false,
         }
     }
