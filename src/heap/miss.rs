@@ -298,13 +298,17 @@ impl Lane {
         // Memory is not unmapped under a queued fill.
         let after = match done.zeroing {
             false => After::Now,
-            true => self.stream().fence().map_or(After::Unrecorded, After::Fence),
+            true => self
+                .stream()
+                .fence()
+                .map_or(After::Unrecorded, After::Fence),
         };
         let driver = self.pool.device().driver();
         let mut granules: Vec<Option<Granule>> = done.granules.into_iter().map(Some).collect();
         let mut stuck = Vec::new();
         for (range, fresh) in done.mapped.into_iter().rev() {
-            let gone = !done.zeroing && (driver.unmap(range).is_ok() || driver.unmap(range).is_ok());
+            let gone =
+                !done.zeroing && (driver.unmap(range).is_ok() || driver.unmap(range).is_ok());
             if !gone {
                 let mut granule = fresh.and_then(|i| granules.get_mut(i)?.take());
                 if let Some(granule) = &mut granule {
@@ -314,7 +318,9 @@ impl Lane {
             }
         }
         drop(granules);
-        self.state.lock().abandon(order.plan, done.released, stuck, &after);
+        self.state
+            .lock()
+            .abandon(order.plan, done.released, stuck, &after);
     }
 
     /// At the bound on aliases, waits for the oldest ones.

@@ -268,7 +268,11 @@ impl Heap {
             sum.host_waits += state.counts.host_waits;
             sum.device_waits += state.counts.device_waits;
             sum.failures += state.counts.failures;
-            sum.broken += state.broken.iter().map(|b| b.stuck.len() as u64).sum::<u64>();
+            sum.broken += state
+                .broken
+                .iter()
+                .map(|b| b.stuck.len() as u64)
+                .sum::<u64>();
         }
         sum
     }

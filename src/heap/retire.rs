@@ -123,7 +123,8 @@ impl Lane {
         let mut state = self.state.lock();
         state.in_hand -= 1;
         state.broken.extend(kept);
-        free.into_iter().for_each(|place| state.core.unmapped(place));
+        free.into_iter()
+            .for_each(|place| state.core.unmapped(place));
     }
 
     fn may_unmap(&self, broken: &mut Broken) -> bool {
@@ -162,7 +163,9 @@ impl Lane {
             Some((fence, _)) => Some(fence),
             None => self.stream().fence().ok(),
         };
-        let passed = fence.as_ref().is_some_and(|fence| passes_within(fence, grace));
+        let passed = fence
+            .as_ref()
+            .is_some_and(|fence| passes_within(fence, grace));
         let mut bytes = 0;
         for one in idle {
             let unmapped = passed && self.unmap(one.addr, one.len);

@@ -15,9 +15,9 @@ mod config;
 mod granule;
 
 use ahead::Ahead;
+pub(crate) use books::Held;
 pub use books::PoolStats;
 use books::{Admission, Books};
-pub(crate) use books::Held;
 pub(crate) use choose::Need;
 pub use config::{DEFAULT_GRANULE, DEFAULT_LARGEST_GRANULE, Policy, PoolConfig};
 pub(crate) use granule::Granule;

@@ -24,7 +24,12 @@ const CODES: [DriverCode; 3] = [
 
 #[derive(Clone, Debug)]
 enum Step {
-    Alloc { heap: usize, stream: usize, size: u64, align: u32 },
+    Alloc {
+        heap: usize,
+        stream: usize,
+        size: u64,
+        align: u32,
+    },
     Free(usize),
     FreeOn(usize, usize),
     FreeRaw(usize),
@@ -99,10 +104,7 @@ impl World {
             limit: Some(setting.budget / 2),
             ..config
         };
-        let heaps = vec![
-            yard.heap.clone(),
-            Heap::new(&yard.pool, limited).unwrap(),
-        ];
+        let heaps = vec![yard.heap.clone(), Heap::new(&yard.pool, limited).unwrap()];
         Self {
             arena: Arena::new(&yard.pool, 4 * setting.budget).unwrap(),
             yard,
@@ -221,7 +223,12 @@ impl World {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Alloc { heap, stream, size, align } => self.alloc(heap, stream, size, align),
+            Step::Alloc {
+                heap,
+                stream,
+                size,
+                align,
+            } => self.alloc(heap, stream, size, align),
             Step::Free(at) => {
                 if let Some(at) = self.pick(at) {
                     let own = self.live[at].own;
@@ -284,7 +291,10 @@ impl World {
         assert!(pool.created <= pool.budget, "{pool:?}");
         for (i, heap) in self.heaps.iter().enumerate() {
             let stats = audit(heap);
-            let mine = self.live.iter().filter(|l| l.heap == i && !l.block.is_empty());
+            let mine = self
+                .live
+                .iter()
+                .filter(|l| l.heap == i && !l.block.is_empty());
             let bytes: u64 = mine
                 .clone()
                 .map(|l| heap.usable_size(l.block.ptr()).unwrap())
@@ -311,9 +321,15 @@ impl World {
             })
             .unwrap_or_else(|()| panic!("{:?}", heap.stats()));
             let stats = audit(heap);
-            assert_eq!((stats.live, stats.limbo, stats.broken), (0, 0, 0), "{stats:?}");
+            assert_eq!(
+                (stats.live, stats.limbo, stats.broken),
+                (0, 0, 0),
+                "{stats:?}"
+            );
         }
-        let Self { yard, heaps, arena, .. } = self;
+        let Self {
+            yard, heaps, arena, ..
+        } = self;
         drop((heaps, arena));
         yard.end();
     }
@@ -371,14 +387,16 @@ fn settings(unit: u64) -> impl Strategy<Value = Setting> {
         prop_oneof![3 => Just(0u64), 1 => Just(300)],
         prop_oneof![3 => Just(false), 1 => Just(true)],
     )
-        .prop_map(move |(budget, aliases, rounding, small, wait_us, zero)| Setting {
-            budget: budget * unit,
-            aliases,
-            rounding,
-            small,
-            wait_us,
-            zero,
-        })
+        .prop_map(
+            move |(budget, aliases, rounding, small, wait_us, zero)| Setting {
+                budget: budget * unit,
+                aliases,
+                rounding,
+                small,
+                wait_us,
+                zero,
+            },
+        )
 }
 
 fn run(on: On, setting: &Setting, steps: &[Step]) {

@@ -247,7 +247,11 @@ fn wrong_frees_are_refused_and_change_nothing(on: On) {
         let error = yard.heap.free_raw(Va::new(at)).unwrap_err();
         assert!(matches!(error, Error::Stale { .. }), "{at:#x}: {error}");
         assert!(yard.heap.usable_size(Va::new(at)).is_err());
-        assert!(yard.heap.record_use_raw(Va::new(at), &yard.streams[1]).is_err());
+        assert!(
+            yard.heap
+                .record_use_raw(Va::new(at), &yard.streams[1])
+                .is_err()
+        );
     };
     let inside = |at: u64| {
         let error = yard.heap.free_raw(Va::new(at)).unwrap_err();
@@ -275,13 +279,22 @@ fn wrong_frees_are_refused_and_change_nothing(on: On) {
 fn sizes_that_wrap_are_too_large_and_reach_no_driver(on: On) {
     let yard = Yard::new(on, 64 * MIB, HeapConfig::default(), 1);
     let stream = &yard.streams[0];
-    let huge = [u64::MAX, u64::MAX - 3, u64::MAX - 2 * MIB + 1, 1 << 63, 1 << 48];
+    let huge = [
+        u64::MAX,
+        u64::MAX - 3,
+        u64::MAX - 2 * MIB + 1,
+        1 << 63,
+        1 << 48,
+    ];
     for first in [true, false] {
         yard.rig.without_calls(|| {
             for size in huge {
                 for align in [256, 2 * MIB, 1 << 40] {
                     let error = yard.heap.alloc_aligned(size, align, stream).unwrap_err();
-                    assert!(matches!(error, Error::TooLarge { .. }), "{size:#x}: {error}");
+                    assert!(
+                        matches!(error, Error::TooLarge { .. }),
+                        "{size:#x}: {error}"
+                    );
                 }
             }
         });
@@ -297,14 +310,20 @@ fn sizes_that_wrap_are_too_large_and_reach_no_driver(on: On) {
         let error = yard.heap.alloc_aligned(MIB, align, stream).unwrap_err();
         assert!(matches!(error, Error::InvalidConfig { .. }), "{error}");
     }
-    for rounding in [granule::Rounding::PowerOfTwo, granule::Rounding::Divisions(4)] {
+    for rounding in [
+        granule::Rounding::PowerOfTwo,
+        granule::Rounding::Divisions(4),
+    ] {
         let config = HeapConfig {
             rounding,
             ..HeapConfig::default()
         };
         let heap = granule::Heap::new(&yard.pool, config).unwrap();
         for size in huge {
-            assert!(matches!(heap.alloc(size, stream), Err(Error::TooLarge { .. })));
+            assert!(matches!(
+                heap.alloc(size, stream),
+                Err(Error::TooLarge { .. })
+            ));
         }
     }
     yard.audit();
@@ -320,7 +339,9 @@ fn no_bytes_cost_nothing(on: On) {
     for block in blocks {
         assert!(block.is_empty() && block.ptr().get() == 0 && block.range().is_empty());
         block.record_use(&yard.streams[1]).unwrap();
-        block.record_fence(&yard.streams[1].fence().unwrap()).unwrap();
+        block
+            .record_fence(&yard.streams[1].fence().unwrap())
+            .unwrap();
         yard.heap.free_raw(block.into_raw()).unwrap();
     }
     let stats = yard.heap.stats();
@@ -386,7 +407,10 @@ fn dropping_a_heap_waits_for_work_on_its_memory(on: On) {
     let a = yard.filled(16 * MIB, 0, 1);
     let b = yard.filled(16 * MIB, 0, 2);
     yard.order(0, 1);
-    let holds = [yard.streams[0].hold().unwrap(), yard.streams[1].hold().unwrap()];
+    let holds = [
+        yard.streams[0].hold().unwrap(),
+        yard.streams[1].hold().unwrap(),
+    ];
     yard.check(&a, 1, 1);
     a.free_on(&yard.streams[1]).unwrap();
     // Given up for good, and in use.
@@ -461,7 +485,9 @@ fn a_large_hole_is_put_together_again_without_copying() {
     let large = 11 * GIB + 6 * GIB / 10;
     let before = yard.rig.counts();
     drop(yard.filled(large, 0, 0));
-    let all: Vec<_> = (0..700).map(|i| yard.filled((11 + i % 8) * MIB, 0, i)).collect();
+    let all: Vec<_> = (0..700)
+        .map(|i| yard.filled((11 + i % 8) * MIB, 0, i))
+        .collect();
     // One in 24 stays.
     let live: Vec<_> = all.into_iter().step_by(24).collect();
     let block = yard.filled(large, 0, 99);

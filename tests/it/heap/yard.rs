@@ -57,13 +57,19 @@ impl Words {
 fn parts(rig: &Rig, range: VaRange) -> Vec<VaRange> {
     let len = range.len() & !7;
     if !rig.has_data() {
-        return range.sub(0, len).into_iter().filter(|r| !r.is_empty()).collect();
+        return range
+            .sub(0, len)
+            .into_iter()
+            .filter(|r| !r.is_empty())
+            .collect();
     }
     let starts = (0..len).step_by(MIB as usize);
     let last = len.saturating_sub(64) & !63;
     let last = (!last.is_multiple_of(MIB)).then_some(last);
     let parts = starts.chain(last);
-    parts.filter_map(|at| range.sub(at, 64.min(len - at))).collect()
+    parts
+        .filter_map(|at| range.sub(at, 64.min(len - at)))
+        .collect()
 }
 
 /// Queues the writing of a pattern.
