@@ -164,6 +164,7 @@ fn run() -> Outcome {
     )?;
     // No request alone is larger than a half of the budget; most are far smaller.
     let bytes_per_token = 2 * LAYERS as u64 * ROW[0] * ROW[1] * 2;
+    let bytes_per_round = bytes_per_token * TOKENS_PER_ROUND;
     let longest = (budget / 2 / bytes_per_token).min(MAX_TOKENS);
     let mut queue: VecDeque<Request> = (0..requests)
         .map(|id| Request {
@@ -185,12 +186,15 @@ fn run() -> Outcome {
     let started = Instant::now();
     while !queue.is_empty() || !live.is_empty() {
         tally.rounds += 1;
-        // After an eviction nobody is admitted until somebody is done.
+        // Nobody is admitted without room for two rounds, or after an eviction until somebody is done.
+        let mut room = budget - pool.stats().mapped;
         while !crowded
             && live.len() < MAX_LIVE
+            && room >= 2 * bytes_per_round
             && let Some(request) = queue.pop_front()
         {
             live.push(Sequence::new(&pool, request)?);
+            room -= bytes_per_round;
         }
         let evicted = tally.evictions;
         grow_everybody(&mut live, &mut queue, &mut tally, &bar)?;
