@@ -200,6 +200,11 @@ fn look_ahead(
     while arena.mapped() < ahead && patience.elapsed() < Duration::from_secs(5) {
         std::thread::yield_now();
     }
+    ensure!(
+        arena.mapped() >= ahead,
+        "only {} mapped ahead",
+        Bytes(arena.mapped())
+    );
     arena.record_use(stream)?;
     let mut times = Vec::new();
     for i in 1..=most / step {

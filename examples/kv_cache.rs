@@ -145,6 +145,11 @@ fn run() -> Outcome {
     let counted = Arc::new(RecordDriver::new(bare.driver().clone()));
     let device = Device::from_driver(counted.clone());
     let budget = affordable(&device, 2 * GIB, 384 * MIB, 2, 2 * MIB)?;
+    ensure!(
+        budget >= 256 * MIB,
+        "a budget of {} is too small to show anything",
+        Bytes(budget)
+    );
     let default_requests = if device.kind() == DriverKind::Cuda {
         64
     } else {
@@ -223,6 +228,10 @@ fn run() -> Outcome {
     }
     bar.finish_and_clear();
     let served = started.elapsed();
+    ensure!(
+        requests < default_requests || tally.evictions > 0,
+        "memory never ran out, so nothing was shown"
+    );
     report(&pool, &counted, &tally, budget, served)?;
 
     pool.trim(0)?;

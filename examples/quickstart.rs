@@ -32,8 +32,10 @@ fn run() -> Outcome {
     } else {
         4
     };
-    let goal = affordable(&device, 8 * GIB, 2 * GIB, 2, steps * 2 * MIB)?;
-    let step = goal / steps;
+    let most = affordable(&device, 8 * GIB, 2 * GIB, 2, steps * 2 * MIB)?;
+    // A power of two, so that each step is one granule, which the next owner can use as it is.
+    let step = 1 << (most / steps).ilog2();
+    let goal = steps * step;
     let before = device.memory_info()?.free;
 
     let stream = device.create_stream()?;
