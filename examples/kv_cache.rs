@@ -5,7 +5,7 @@
 //! engines do. The data of every live sequence is checked on the device in every round.
 //!
 //! ```text
-//! cargo run --release --example kv_cache [-- --requests 24]
+//! cargo run --release --example kv_cache [-- --requests 32]
 //! ```
 
 mod support;
@@ -153,7 +153,7 @@ fn run() -> Outcome {
     let default_requests = if device.kind() == DriverKind::Cuda {
         64
     } else {
-        20
+        16
     };
     let requests = match option("--requests")? {
         Some(text) => text.parse()?,
@@ -191,11 +191,12 @@ fn run() -> Outcome {
     let started = Instant::now();
     while !queue.is_empty() || !live.is_empty() {
         tally.rounds += 1;
-        // Nobody is admitted without room for two rounds, or after an eviction until somebody is done.
+        // Nobody is admitted into the last quarter of the budget, which the live ones will want, or
+        // after an eviction until somebody is done.
         let mut room = budget - pool.stats().mapped;
         while !crowded
             && live.len() < MAX_LIVE
-            && room >= 2 * bytes_per_round
+            && room >= bytes_per_round + budget / 4
             && let Some(request) = queue.pop_front()
         {
             live.push(Sequence::new(&pool, request)?);

@@ -40,7 +40,7 @@ pub fn open() -> Outcome<Device> {
     let device = Device::auto()?;
     println!("driver: {}, device: {}", device.kind(), device.info());
     if let Some(reason) = device.fallback_reason() {
-        println!("        (no CUDA: {reason})");
+        println!("        ({reason})");
     }
     ensure!(
         device.info().capabilities.data,
