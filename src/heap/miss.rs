@@ -76,6 +76,7 @@ impl Lane {
     fn order(&self, size: u64, align: u64, ceiling: u64) -> Result<Outcome> {
         let available = self.pool.shared().available();
         let mut state = self.state.lock();
+        state.flush();
         if let Some(found) = state.core.alloc(size, align) {
             return Ok(Outcome::Found(found));
         }
@@ -231,6 +232,7 @@ impl Lane {
         };
         let mut state = self.state.lock();
         let state = &mut *state;
+        state.quick.disturbed();
         let mut fresh = done.granules.into_iter();
         let mut stale = Vec::new();
         let granules = &mut state.granules;
@@ -274,6 +276,7 @@ impl Lane {
             }
         }
         let mut state = self.state.lock();
+        state.quick.disturbed();
         state.core.abandon(order.plan, done.released, &mut ());
         state.broken.extend(broken);
     }
@@ -437,7 +440,10 @@ impl Lane {
     pub(super) fn give_back_idle(&self, want: u64) -> u64 {
         self.retire();
         let idle = match self.state.try_lock() {
-            Some(mut state) => state.core.trim(want, &mut |_, _| true),
+            Some(mut state) => {
+                state.flush();
+                state.core.trim(want, &mut |_, _| true)
+            }
             None => return 0,
         };
         if idle.is_empty() {
@@ -452,6 +458,7 @@ impl Lane {
                 passed && range.is_some_and(|r| self.pool.device().driver().unmap(r).is_ok());
             let mut state = self.state.lock();
             if !unmapped {
+                state.quick.disturbed();
                 state.core.kept(one, &mut ());
                 continue;
             }
