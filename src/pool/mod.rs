@@ -58,8 +58,13 @@ pub(crate) trait Holder: Send + Sync {
     /// bytes given back.
     fn reclaim(&self, want: u64) -> u64;
 
+    /// Bytes that could be reclaimed once queued work is done.
+    fn awaited(&self) -> u64 {
+        0
+    }
+
     /// Maps what will be needed next.
-    fn map_ahead(&self);
+    fn map_ahead(&self) {}
 }
 
 /// How hard to try for memory.
@@ -223,7 +228,7 @@ impl Shared {
     }
 
     /// Asks holders for memory nobody uses; the bytes that came back.
-    fn reclaim(&self, want: u64) -> u64 {
+    pub(crate) fn reclaim(&self, want: u64) -> u64 {
         let mut got = 0;
         for holder in self.live_holders() {
             if got >= want {
@@ -247,6 +252,37 @@ impl Shared {
         let result = self.carry_out(admission, requested, effort);
         self.top_up_later(self);
         result
+    }
+
+    /// Granules of exactly these lengths, in any order, or nothing. Takes from the pool alone.
+    pub(crate) fn take_exactly(self: &Arc<Self>, lens: &[u64]) -> Result<Vec<Granule>> {
+        let requested = lens.iter().fold(0u64, |sum, l| sum.saturating_add(*l));
+        let admitted = self.books.lock().admit_exactly(lens);
+        let admission = match admitted {
+            Ok(admission) => admission,
+            Err(missing) => {
+                let books = self.books.lock();
+                return Err(books.shortage(requested, missing, Limit::Budget));
+            }
+        };
+        let lists = self.carry_out(admission, requested, Effort::Full)?;
+        Ok(lists.into_iter().flatten().collect())
+    }
+
+    /// Bytes that could be had without taking from anybody.
+    pub(crate) fn available(&self) -> u64 {
+        self.books.lock().available()
+    }
+
+    /// The error that says how the pool stands.
+    pub(crate) fn shortage(&self, requested: u64, missing: u64) -> Error {
+        let books = self.books.lock();
+        books.shortage(requested, missing, Limit::Budget)
+    }
+
+    /// Bytes that holders would give back once queued work is done.
+    pub(crate) fn awaited(&self) -> u64 {
+        self.live_holders().iter().map(|h| h.awaited()).sum()
     }
 
     fn admit(&self, needs: &[Need], requested: u64, effort: Effort) -> Result<Admission> {
