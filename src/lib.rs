@@ -40,6 +40,7 @@
 //! | `cudaMemPool_t` | [`Pool`] | a budget, a policy, idle granules and statistics |
 //! | `cudaMalloc` and never enough of it | [`Arena`] | contiguous memory whose length changes and whose address does not |
 //! | `cudaMalloc`, copy, `cudaFree`; `torch.cat` | [`Arena::grow`], [`Tensor::grow`] | no copy, no second buffer |
+//! | `cudaMallocAsync`, `cudaFreeAsync` | [`Heap`], [`Block`] | blocks of any size, reused in stream order |
 //! | `cudaStream_t` | [`Stream`] | known by a key that is never reused |
 //! | `cudaEvent_t` | [`Fence`] | the point after which others may touch memory used before it |
 //! | `cudaMemGetInfo` | [`Device::memory_info`], [`Pool::stats`] | the device's figures, the pool's |
@@ -49,7 +50,7 @@
 //! # Contents
 //!
 //! * Hold memory: [`Tensor`] (elements and a shape), [`Arena`] (bytes), several at once:
-//!   [`Arena::grow_all`]. Keep it from going: [`TensorView`], [`SharedView`], [`Pin`].
+//!   [`Arena::grow_all`]; blocks of any size: [`Heap`], [`StreamHeap`], [`Block`]. Keep it from going: [`TensorView`], [`SharedView`], [`Pin`].
 //! * Divide memory: [`Pool`], [`PoolConfig`], [`Policy`], [`PoolStats`].
 //! * Order work: [`Stream`], [`Fence`], [`Arena::record_use`].
 //! * Reach a device: [`Device`], and in [`driver`] the trait with its contract,
