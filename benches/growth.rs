@@ -21,7 +21,7 @@ use granule::driver::{Access, Call, Driver, GranuleProps, PhysId};
 use granule::units::{Bytes, GIB, MIB, VaRange};
 use granule::{Arena, ArenaConfig, Device, Policy, Pool, PoolConfig};
 
-use support::contender::{self, Contender, Fresh, InPlace, Ordered, Plain, Source};
+use support::contender::{self, Contender, Fresh, Ordered, Plain, Source};
 use support::{Outcome, Rig, median, must, percentile, show};
 
 /// How much memory the cases use.
@@ -69,7 +69,7 @@ fn main() {
     growth(&mut criterion, &rig, &scale);
     look_ahead(&mut criterion, &rig, &scale);
     overhead(&mut criterion, &rig, &scale);
-    cold(&mut criterion, &rig, &scale);
+    cold(&rig, &scale);
     shrink(&mut criterion, &rig, &scale);
     hand_over(&mut criterion, &rig, &scale);
     criterion.final_summary();
@@ -105,12 +105,35 @@ fn measure(
     samples
 }
 
+/// Lets memory that was just released come to rest. The driver scrubs it in the background, and who
+/// creates memory at once waits for that: a few milliseconds for some GiB.
+fn rest(rig: &Rig) {
+    if rig.is_cuda() {
+        std::thread::sleep(Duration::from_millis(25));
+    }
+}
+
+/// As [`measure`], with memory at rest before each run and few runs, since rest takes time.
+fn at_rest(rig: &Rig, mut once: impl FnMut() -> Outcome<Duration>) -> Vec<Duration> {
+    let runs = if std::env::args().any(|a| a == "--bench") {
+        21
+    } else {
+        1
+    };
+    let run = |_| {
+        rest(rig);
+        must(once())
+    };
+    (0..runs).map(run).collect()
+}
+
 fn growth(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
     let mut group = group(criterion, "growth");
     let case = scale.growth();
 
     let mut creates = 0;
     let times = measure(&mut group, "granule, fresh memory", || {
+        rest(rig);
         let pool = Pool::new(&rig.device, PoolConfig::with_budget(scale.most))?;
         let arena = Arena::new(&pool, scale.most)?;
         let time = grow_in_steps(&arena, scale)?;
@@ -232,53 +255,79 @@ fn part(range: VaRange, offset: u64, len: u64) -> Outcome<VaRange> {
 
 fn look_ahead(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
     let mut group = group(criterion, "look-ahead");
-    let ahead = scale.most / 8;
-    let mut steps = Vec::new();
-    measure(&mut group, "steps", || {
-        let contender = InPlace::new(&rig.device, &rig.stream, scale.most, ahead)?;
-        let arena = &contender.arena;
-        arena.record_use(&rig.stream)?;
-        let patience = Instant::now();
-        while arena.mapped() < ahead {
-            ensure!(
-                patience.elapsed() < Duration::from_secs(5),
-                "nothing was mapped ahead"
-            );
-            std::thread::yield_now();
+    let ahead = scale.most / 4;
+    for kept in [true, false] {
+        let what = if kept {
+            "recycled memory"
+        } else {
+            "fresh memory"
+        };
+        let watermark = if kept { u64::MAX } else { 0 };
+        let config = PoolConfig {
+            watermark: Some(watermark),
+            ..PoolConfig::with_budget(scale.most)
+        };
+        let pool = must(Pool::new(&rig.device, config).map_err(Into::into));
+        if kept {
+            let first = must(Arena::new(&pool, scale.most).map_err(Into::into));
+            must(grow_in_steps(&first, scale));
         }
-        let mut total = Duration::ZERO;
-        for to in scale.steps() {
-            let started = Instant::now();
-            arena.grow(to)?;
-            let time = started.elapsed();
-            total += time;
-            steps.push(time);
-            // The device's writing sets the pace.
-            rig.write(part(arena.range(), to - scale.step, scale.step)?, to)?;
-            rig.stream.synchronize()?;
-        }
-        for to in [scale.step, scale.most] {
-            rig.check(part(arena.range(), to - scale.step, scale.step)?, to)?;
-        }
-        ensure!(arena.mapped() == scale.most, "mapped {}", arena.mapped());
-        Box::new(contender).close()?;
-        Ok(total)
-    });
-    steps.sort();
-    let p99 = percentile(&steps, 0.99);
-    let note = format!(
-        "{}; of that the clock {}",
-        goal(rig, "p99 under 1 us", p99 < Duration::from_micros(1)),
-        show(clock())
-    );
-    let case = format!("one step of {}, paced by device writes", Bytes(scale.step));
-    rig.row(
-        &case,
-        &format!("granule, {} ahead", Bytes(ahead)),
-        steps,
-        note,
-    );
+        let mut steps = Vec::new();
+        measure(&mut group, what, || {
+            rest(rig);
+            paced_steps(rig, scale, &pool, ahead, &mut steps)
+        });
+        steps.sort();
+        let p99 = percentile(&steps, 0.99);
+        let note = format!(
+            "{}; of that the clock {}",
+            goal(rig, "p99 under 1 us", p99 < Duration::from_micros(1)),
+            show(clock())
+        );
+        let case = format!("one step of {}, paced by device writes", Bytes(scale.step));
+        let name = format!("granule, {} ahead, {what}", Bytes(ahead));
+        rig.row(&case, &name, steps, note);
+    }
     group.finish();
+}
+
+/// Grows an arena that is mapped ahead, step by step, each written by the device; the time of the
+/// growing calls.
+fn paced_steps(
+    rig: &Rig,
+    scale: &Scale,
+    pool: &Pool,
+    ahead: u64,
+    steps: &mut Vec<Duration>,
+) -> Outcome<Duration> {
+    let config = ArenaConfig::new(scale.most).look_ahead(ahead);
+    let arena = Arena::with_config(pool, &config)?;
+    arena.record_use(&rig.stream)?;
+    let patience = Instant::now();
+    while arena.mapped() < ahead {
+        ensure!(
+            patience.elapsed() < Duration::from_secs(5),
+            "nothing was mapped ahead"
+        );
+        std::thread::yield_now();
+    }
+    let mut total = Duration::ZERO;
+    for to in scale.steps() {
+        let started = Instant::now();
+        arena.grow(to)?;
+        let time = started.elapsed();
+        total += time;
+        steps.push(time);
+        // The device's writing sets the pace.
+        rig.write(part(arena.range(), to - scale.step, scale.step)?, to)?;
+        rig.stream.synchronize()?;
+    }
+    for to in [scale.step, scale.most] {
+        rig.check(part(arena.range(), to - scale.step, scale.step)?, to)?;
+    }
+    ensure!(arena.mapped() == scale.most, "mapped {}", arena.mapped());
+    arena.close().map_err(|(_, error)| error)?;
+    Ok(total)
 }
 
 /// What timing nothing gives: two readings of the clock.
@@ -326,6 +375,7 @@ fn overhead(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
         turn = !turn;
         let mut all = Duration::ZERO;
         for ours in [turn, !turn] {
+            rest(rig);
             if ours {
                 let (grow, whole) = arena_round(&rig.device, scale)?;
                 ours_grow.push(grow);
@@ -448,14 +498,14 @@ fn replay(driver: &dyn Driver, script: &[Step], growing: usize) -> Outcome<(Dura
     Ok((grown, whole))
 }
 
-fn cold(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
-    let mut group = group(criterion, "cold");
+/// The first memory of an arena, with nothing idle in its pool, and giving it back.
+fn cold(rig: &Rig, scale: &Scale) {
     for &size in scale.cold {
         let mut closing = Vec::new();
-        let opening = measure(&mut group, &format!("granule/{}", Bytes(size)), || {
+        let opening = at_rest(rig, || {
             let pool = dynamic_pool(&rig.device, size)?;
-            let started = Instant::now();
             let arena = Arena::new(&pool, size)?;
+            let started = Instant::now();
             arena.grow(size)?;
             let time = started.elapsed();
             ensure!(arena.mapped() == size, "mapped {}", arena.mapped());
@@ -467,34 +517,18 @@ fn cold(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
             Ok(time)
         });
         cold_rows(rig, size, "granule, dynamic pool", opening, closing);
-
         let driver = rig.device.driver().clone();
-        cold_rival(
-            &mut group,
-            rig,
-            size,
-            "bare calls, one granule",
-            &Fresh(driver),
-        );
+        cold_rival(rig, size, "bare calls, one granule", &Fresh(driver));
         if rig.is_cuda() {
-            let plain = Plain(rig.device.clone());
-            cold_rival(&mut group, rig, size, "cuMemAlloc", &plain);
-            let ordered = Ordered(rig.device.clone());
-            cold_rival(&mut group, rig, size, "cuMemAllocAsync", &ordered);
+            cold_rival(rig, size, "cuMemAlloc", &Plain(rig.device.clone()));
+            cold_rival(rig, size, "cuMemAllocAsync", &Ordered(rig.device.clone()));
         }
     }
-    group.finish();
 }
 
-fn cold_rival<S: Source>(
-    group: &mut BenchmarkGroup<'_, WallTime>,
-    rig: &Rig,
-    size: u64,
-    name: &str,
-    source: &S,
-) {
+fn cold_rival<S: Source>(rig: &Rig, size: u64, name: &str, source: &S) {
     let mut closing = Vec::new();
-    let opening = measure(group, &format!("{name}/{}", Bytes(size)), || {
+    let opening = at_rest(rig, || {
         let started = Instant::now();
         let (block, range) = source.alloc(size, &rig.stream)?;
         let time = started.elapsed();
