@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::driver::{
-    DeviceInfo, Driver, DriverKind, DriverResult, MemoryInfo, SharedDriver, cuda, sim,
+    DeviceInfo, Driver, DriverError, DriverKind, DriverResult, MemoryInfo, SharedDriver, cuda, sim,
 };
 use crate::stream::Stream;
 use crate::sync::Mutex;
@@ -232,7 +232,8 @@ impl Device {
         self.shared.quarantine.lock().len()
     }
 
-    /// Tries once more to give back what is quarantined, and answers how much is left.
+    /// Tries once more to give back what is quarantined, and answers how much is left. Blocks on
+    /// work that still uses an arena that was dropped while the driver refused to wait for it.
     pub fn sweep(&self) -> usize {
         let waiting = std::mem::take(&mut *self.shared.quarantine.lock());
         if waiting.is_empty() {
@@ -242,7 +243,7 @@ impl Device {
         let driver = self.shared.driver.clone();
         let left: Vec<_> = waiting
             .into_iter()
-            .filter_map(|mut remains| (remains.retry)(&*driver).is_err().then_some(remains))
+            .filter_map(|mut remains| remains.stay(&*driver).map(|_| remains))
             .collect();
         let mut quarantine = self.shared.quarantine.lock();
         quarantine.extend(left);
@@ -251,15 +252,14 @@ impl Device {
 
     /// Gives something back now, at the second try, or some time later. A driver that is gone has
     /// taken everything back itself.
-    pub(crate) fn give_back(&self, what: &'static str, mut retry: Retry) {
+    pub(crate) fn give_back(&self, what: &'static str, retry: Retry) {
         let driver = &**self.driver();
-        let Err(first) = retry(driver) else { return };
-        if first.is_driver_gone() {
+        let mut remains = Remains { what, retry };
+        let Some(first) = remains.stay(driver) else {
             return;
-        }
-        if retry(driver).is_err() {
+        };
+        if remains.stay(driver).is_some() {
             tracing::error!(error = %first, what, "quarantined");
-            let remains = Remains { what, retry };
             self.shared.quarantine.lock().push(remains);
         }
     }
@@ -297,6 +297,14 @@ impl Device {
     }
 }
 
+impl Remains {
+    /// Tries again; why it has to stay, if it has to. A driver that is gone has taken it back.
+    fn stay(&mut self, driver: &dyn Driver) -> Option<DriverError> {
+        let refused = (self.retry)(driver).err()?;
+        (!refused.is_driver_gone()).then_some(refused)
+    }
+}
+
 impl fmt::Debug for Remains {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.what)
@@ -306,9 +314,7 @@ impl fmt::Debug for Remains {
 impl Drop for Shared {
     fn drop(&mut self) {
         for mut remains in std::mem::take(self.quarantine.get_mut()) {
-            if let Err(error) = (remains.retry)(&*self.driver)
-                && !error.is_driver_gone()
-            {
+            if let Some(error) = remains.stay(&*self.driver) {
                 tracing::error!(%error, what = remains.what, "leaked");
             }
         }

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::driver::{Driver, EventId, Hold, StreamId, StreamKey};
-use crate::{Device, Result};
+use crate::driver::{Driver, DriverResult, EventId, Hold, StreamId, StreamKey};
+use crate::{Device, Error, Result};
 
 /// A stream of device work. Cheap to clone; the driver's stream is destroyed with the last clone
 /// (its queued work still finishes). The default stream is never destroyed.
@@ -91,8 +91,14 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// A driver error.
+    /// [`Error::Foreign`] for a fence of another device, or a driver error.
     pub fn wait(&self, fence: &Fence) -> Result<()> {
+        if !fence.device().is_same(self.device()) {
+            return Err(Error::Foreign {
+                what: "fence",
+                owner: "device",
+            });
+        }
         Ok(self.driver().wait_event(self.id(), fence.inner.event)?)
     }
 
@@ -105,6 +111,16 @@ impl Stream {
         Ok(self.driver().sync_stream(self.id())?)
     }
 
+    /// Waits for the work queued so far: behind a fence, or, if none can be had, for all of it. A
+    /// device that is lost has no work left.
+    pub(crate) fn quiesce(&self) -> DriverResult<()> {
+        let behind_fence = self.fence().and_then(|fence| fence.wait());
+        if behind_fence.is_ok() {
+            return Ok(());
+        }
+        unless_lost(self.driver().sync_stream(self.id()))
+    }
+
     /// Queues work that ends when the [`Hold`] is dropped; for tests of ordering.
     ///
     /// # Errors
@@ -112,6 +128,17 @@ impl Stream {
     /// A driver error.
     pub fn hold(&self) -> Result<Hold> {
         Ok(self.driver().hold(self.id())?)
+    }
+}
+
+/// Success if the error says that nothing can run any more.
+fn unless_lost(waited: DriverResult<()>) -> DriverResult<()> {
+    match waited {
+        Err(error) if error.is_device_lost() => {
+            tracing::warn!(%error, "nothing to wait for");
+            Ok(())
+        }
+        other => other,
     }
 }
 
@@ -167,6 +194,15 @@ impl Fence {
     /// A driver error, also one of the work itself.
     pub fn wait(&self) -> Result<()> {
         Ok(self.inner.device.driver().sync_event(self.inner.event)?)
+    }
+
+    /// As [`wait`](Self::wait); a device that is lost has no work left.
+    pub(crate) fn quiesce(&self) -> DriverResult<()> {
+        unless_lost(self.inner.device.driver().sync_event(self.inner.event))
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// The fence's device.

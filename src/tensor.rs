@@ -190,10 +190,10 @@ impl<T: Pod> Tensor<T> {
     pub fn grow_zeroed(&mut self, rows: u64, stream: &Stream) -> Result<()> {
         let before = self.arena.len();
         let to = self.bytes_of(rows)?;
+        self.arena.grow_on(to, stream)?;
         if to <= before {
             return Ok(());
         }
-        self.arena.grow_on(to, stream)?;
         let fresh = range(self.ptr(), before, to - before)?;
         let filled = self.arena.device().driver().fill(fresh, 0, stream.id());
         if let Err(error) = filled {
@@ -250,6 +250,9 @@ impl<T: Pod> Tensor<T> {
     pub fn copy_from_host(&self, first: u64, rows: &[T], stream: &Stream) -> Result<()> {
         let target = self.span(first, size_of_val(rows) as u64)?;
         let _pin = self.hold_on(target, stream)?;
+        if rows.is_empty() {
+            return Ok(());
+        }
         let bytes = bytemuck::cast_slice(rows);
         let driver = self.arena.device().driver();
         Ok(driver.copy_from_host(target.start(), bytes, stream.id())?)
@@ -264,6 +267,9 @@ impl<T: Pod> Tensor<T> {
     pub fn copy_to_host(&self, first: u64, rows: &mut [T], stream: &Stream) -> Result<()> {
         let source = self.span(first, size_of_val(rows) as u64)?;
         let _pin = self.hold_on(source, stream)?;
+        if rows.is_empty() {
+            return Ok(());
+        }
         let bytes = bytemuck::cast_slice_mut(rows);
         let driver = self.arena.device().driver();
         Ok(driver.copy_to_host(bytes, source, stream.id())?)
@@ -278,6 +284,9 @@ impl<T: Pod> Tensor<T> {
         let (first, count) = self.resolve(rows)?;
         let target = self.span(first, count * self.row_bytes)?;
         let _pin = self.hold_on(target, stream)?;
+        if target.is_empty() {
+            return Ok(());
+        }
         let driver = self.arena.device().driver();
         Ok(driver.fill(target, 0, stream.id())?)
     }

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use crate::driver::{Access, DriverError, PhysId};
+use crate::driver::{Access, DriverError, DriverResult, PhysId};
 use crate::pool::{Granule, Need, Shared as PoolShared};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
@@ -26,11 +26,48 @@ struct Slot {
     open: bool,
     /// Had another owner and was not zeroed since.
     unclean: bool,
+    /// Zeroing that may still be running.
+    zeroing: Option<Zeroing>,
     /// Work that may still use it after it was given back.
     fences: Vec<Fence>,
 }
 
+/// A fill that was queued; memory is not unmapped under it.
+#[derive(Clone, Debug)]
+enum Zeroing {
+    /// Somewhere in this stream.
+    On(Stream),
+    /// Before this fence.
+    Before(Fence),
+}
+
+impl Zeroing {
+    fn quiesce(&self) -> DriverResult<()> {
+        match self {
+            Self::On(stream) => stream.quiesce(),
+            Self::Before(fence) => fence.quiesce(),
+        }
+    }
+
+    /// Without waiting; what cannot be asked counts as running.
+    fn is_done(&mut self) -> bool {
+        if let Self::On(stream) = self {
+            match stream.fence() {
+                Ok(fence) => *self = Self::Before(fence),
+                Err(_) => return false,
+            }
+        }
+        matches!(self, Self::Before(fence) if fence.is_done().unwrap_or(false))
+    }
+}
+
 impl Slot {
+    /// Whether nothing has to be waited for. A fence that cannot be asked counts as not passed.
+    fn is_idle(&mut self) -> bool {
+        self.fences.iter().all(|f| f.is_done().unwrap_or(false))
+            && self.zeroing.as_mut().is_none_or(Zeroing::is_done)
+    }
+
     fn end(&self) -> u64 {
         self.offset + self.granule.len()
     }
@@ -128,7 +165,7 @@ impl Line {
                 self.slots[i].open = true;
             }
         }
-        Ok(())
+        self.fence_zeroing(first, waiter)
     }
 
     /// Forgets the fences of what is in use again up to `to`; somebody has waited for them.
@@ -155,15 +192,17 @@ impl Line {
         }
         let range = self.range(self.slots[i].offset, self.slots[i].granule.len())?;
         let driver = self.device.driver();
-        match waiter {
-            Waiter::Stream(stream) => driver.fill(range, 0, stream.id())?,
-            Waiter::Host => {
-                let service = self.pool.service_stream()?;
-                driver.fill(range, 0, service.id())?;
-                service.synchronize()?;
-            }
-        }
+        let stream = match waiter {
+            Waiter::Stream(stream) => stream.clone(),
+            Waiter::Host => self.pool.service_stream()?,
+        };
+        driver.fill(range, 0, stream.id())?;
         self.slots[i].unclean = false;
+        self.slots[i].zeroing = Some(Zeroing::On(stream.clone()));
+        if let Waiter::Host = waiter {
+            stream.synchronize()?;
+            self.slots[i].zeroing = None;
+        }
         Ok(())
     }
 
@@ -190,6 +229,7 @@ impl Line {
                 granule,
                 open: false,
                 unclean,
+                zeroing: None,
                 fences: Vec::new(),
             });
         }
@@ -202,18 +242,28 @@ impl Line {
             self.clean(i, waiter)?;
             self.slots[i].open = true;
         }
+        self.fence_zeroing(first, waiter)
+    }
+
+    /// One fence behind the zeroing that was queued on the caller's stream from slot `first` on.
+    fn fence_zeroing(&mut self, first: usize, waiter: Waiter<'_>) -> Result<()> {
+        let queued = |slot: &Slot| matches!(slot.zeroing, Some(Zeroing::On(_)));
+        let Waiter::Stream(stream) = waiter else {
+            return Ok(());
+        };
+        if !self.slots[first..].iter().any(queued) {
+            return Ok(());
+        }
+        let fence = stream.fence()?;
+        for slot in self.slots[first..].iter_mut().filter(|slot| queued(slot)) {
+            slot.zeroing = Some(Zeroing::Before(fence.clone()));
+        }
         Ok(())
     }
 
     /// Takes back what was appended after there were `first` slots. A slot that the driver refuses
     /// to unmap stays at the end, closed or open, for the next growth to use.
-    pub(super) fn undo_to(&mut self, first: usize, waiter: Waiter<'_>) {
-        if self.slots.len() > first && self.pool.zeroes() {
-            // Zeroing may be queued; memory is not unmapped under it. A lost device has none.
-            if let Waiter::Stream(stream) = waiter {
-                let _ = stream.synchronize();
-            }
-        }
+    pub(super) fn undo_to(&mut self, first: usize) {
         // The error that led here is the one to report.
         let _ = self.cut_to(first);
     }
@@ -243,6 +293,9 @@ impl Line {
         let Some(slot) = self.slots.last() else {
             return Ok(Ok(()));
         };
+        if let Some(zeroing) = &slot.zeroing {
+            zeroing.quiesce()?;
+        }
         if let Ok(range) = self.range(slot.offset, slot.granule.len()) {
             match self.device.driver().unmap(range) {
                 Err(error) if !error.is_driver_gone() => return Err(error),
@@ -258,15 +311,18 @@ impl Line {
         Ok(slot.granule.give_back())
     }
 
-    /// Marks slots as given back once the fences have passed.
-    pub(super) fn defer(&mut self, slots: std::ops::Range<usize>, fences: &[Fence]) {
+    /// Marks the slots from `first` on as given back once the fences have passed. Nobody has used
+    /// those from `touched` on since they were marked before.
+    pub(super) fn defer(&mut self, first: usize, touched: usize, fences: &[Fence]) {
         if fences.is_empty() {
             return;
         }
         let mut bytes = 0;
-        for slot in &mut self.slots[slots] {
+        for (i, slot) in self.slots.iter_mut().enumerate().skip(first) {
             if slot.fences.is_empty() {
                 bytes += slot.granule.len();
+            } else if i >= touched {
+                continue;
             }
             slot.fences.extend_from_slice(fences);
         }
@@ -278,9 +334,10 @@ impl Line {
     pub(super) fn cut_idle(&mut self, first: usize, want: u64) -> u64 {
         let mut got = 0;
         while self.slots.len() > first && got < want {
-            let Some(slot) = self.slots.last() else { break };
-            // A fence that cannot be asked counts as not passed.
-            if !slot.fences.iter().all(|f| f.is_done().unwrap_or(false)) {
+            let Some(slot) = self.slots.last_mut() else {
+                break;
+            };
+            if !slot.is_idle() {
                 break;
             }
             let bytes = slot.granule.len();
@@ -292,12 +349,32 @@ impl Line {
         got
     }
 
-    /// Waits for all fences of the tail.
-    pub(super) fn wait_all(&self) -> Result<()> {
+    /// Fences of the tail that are not among these, each once.
+    pub(super) fn fences_besides(&self, known: &[Fence]) -> Vec<Fence> {
+        let mut others: Vec<Fence> = Vec::new();
         for fence in self.slots.iter().flat_map(|s| &s.fences) {
-            fence.wait()?;
+            let is_new = |list: &[Fence]| !list.iter().any(|f| f.is_same(fence));
+            if is_new(&others) && is_new(known) {
+                others.push(fence.clone());
+            }
         }
-        Ok(())
+        others
+    }
+
+    /// Whether all up to `to` can be opened without waiting.
+    pub(super) fn opens_at_once(&mut self, to: u64) -> bool {
+        let below = self.slots_below(to);
+        self.slots[..below]
+            .iter_mut()
+            .rev()
+            .take_while(|s| !s.open || !s.fences.is_empty())
+            .all(|s| s.fences.iter().all(|f| f.is_done().unwrap_or(false)))
+    }
+
+    /// Bytes that wait for fences.
+    pub(super) fn pending(&self) -> u64 {
+        let fenced = self.slots.iter().filter(|s| !s.fences.is_empty());
+        fenced.map(|s| s.granule.len()).sum()
     }
 
     /// Unmaps everything and frees the reservation. Can be called again after an error.

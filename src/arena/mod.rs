@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::driver::DriverError;
-use crate::pool::{Effort, Holder, Pool};
+use crate::pool::{Effort, Held, Holder, Pool};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Va, VaRange};
 use crate::{Device, Error, Result};
 
@@ -96,6 +96,8 @@ struct Meta {
     /// Bytes that were in use at some time since they were mapped, so that work may be queued.
     touched: u64,
     pins: Pins,
+    /// Nobody is left who could use it.
+    retired: bool,
 }
 
 impl Arena {
@@ -328,7 +330,8 @@ impl Arena {
     }
 
     /// As [`shrink`](Self::shrink), but waits for these fences instead of the recorded streams: for
-    /// a caller who knows the last use of the tail. An empty list says that nothing uses it.
+    /// a caller who knows the last use of the tail, perhaps on another device. An empty list says
+    /// that nothing uses it.
     ///
     /// # Errors
     ///
@@ -352,8 +355,8 @@ impl Arena {
         meta.check_pins(to)?;
         meta.len = meta.len.min(to);
         let first = line.slots_below(meta.len);
-        let slots = line.slots();
-        line.defer(first..slots, &fences);
+        let touched = line.slots_below(meta.touched);
+        line.defer(first, touched, &fences);
         meta.open = line.open();
         meta.touched = meta.len;
         drop(meta);
@@ -510,7 +513,7 @@ impl Shared {
             .and_then(|()| line.append(list, Waiter::Host));
         match done {
             Ok(()) => line.settle(to),
-            Err(_) => line.undo_to(before, Waiter::Host),
+            Err(_) => line.undo_to(before),
         }
         done
     }
@@ -529,11 +532,7 @@ impl Shared {
     }
 
     fn shrink_after(&self, to: u64, fences: &[Fence]) -> Result<()> {
-        for fence in fences {
-            fence.wait()?;
-        }
-        let mut line = self.line.lock();
-        line.wait_all()?;
+        let mut line = self.line_after(fences)?;
         let first = {
             let mut meta = self.meta.lock();
             meta.check_pins(to)?;
@@ -548,13 +547,33 @@ impl Shared {
     }
 
     fn tear_down(&self, fences: &[Fence]) -> Result<()> {
-        for fence in fences {
-            fence.wait()?;
-        }
-        let mut line = self.line.lock();
-        line.wait_all()?;
+        let mut line = self.line_after(fences)?;
         self.tear_down_line(&mut line)?;
         Ok(())
+    }
+
+    /// The line, once these fences and those of its tail have passed. It is not held meanwhile: what
+    /// is waited for may need others to grow.
+    fn line_after(&self, fences: &[Fence]) -> Result<MutexGuard<'_, Line>> {
+        let mut passed: Vec<Fence> = Vec::new();
+        let mut next = fences.to_vec();
+        loop {
+            next.iter().try_for_each(Fence::wait)?;
+            passed.append(&mut next);
+            let line = self.line.lock();
+            next = line.fences_besides(&passed);
+            if next.is_empty() {
+                return Ok(line);
+            }
+        }
+    }
+
+    /// Waits until nothing uses the memory any more.
+    fn quiesce(&self) -> Result<(), DriverError> {
+        let uses = self.uses.lock().clone();
+        uses.iter().try_for_each(Stream::quiesce)?;
+        let fences = self.line.lock().fences_besides(&[]);
+        fences.iter().try_for_each(Fence::quiesce)
     }
 
     fn tear_down_line(&self, line: &mut Line) -> Result<(), DriverError> {
@@ -590,35 +609,35 @@ impl Shared {
 }
 
 impl Holder for Shared {
-    fn held(&self) -> u64 {
-        self.line.lock().end()
+    fn held(&self) -> Held {
+        let line = self.line.lock();
+        Held {
+            mapped: line.end(),
+            pending: line.pending(),
+        }
     }
 
-    fn reclaim(&self, want: u64) -> u64 {
+    fn reclaim(&self, want: u64) -> Option<u64> {
         // Whoever holds the line is growing or shrinking, perhaps the very thread that asks.
-        let Some(mut line) = self.line.try_lock() else {
-            return 0;
-        };
+        let mut line = self.line.try_lock()?;
         let (first, touched) = {
             let mut meta = self.meta.lock();
             meta.open = meta.open.min(meta.len);
             (line.slots_below(meta.len), line.slots_below(meta.touched))
         };
+        let mut got = line.cut_idle(touched, want);
         // Memory that was truncated away may still have work queued on it.
-        if touched > first {
-            match self.fences() {
-                Ok(fences) => line.defer(first..touched, &fences),
-                Err(_) => {
-                    self.publish(&line);
-                    return 0;
-                }
+        if got < want && touched > first && line.slots() <= touched {
+            if let Ok(fences) = self.fences() {
+                line.defer(first, touched, &fences);
+                let mut meta = self.meta.lock();
+                meta.touched = meta.len;
+                drop(meta);
+                got += line.cut_idle(first, want - got);
             }
-            let mut meta = self.meta.lock();
-            meta.touched = meta.len;
         }
-        let got = line.cut_idle(first, want);
         self.publish(&line);
-        got
+        Some(got)
     }
 
     fn map_ahead(&self) {
@@ -626,16 +645,23 @@ impl Holder for Shared {
         loop {
             // One granule at a time, so that a caller who needs the line waits for one at most.
             let mut line = self.line.lock();
-            if line.is_torn_down() {
+            let (len, retired) = {
+                let meta = self.meta.lock();
+                (meta.len, meta.retired)
+            };
+            if retired || line.is_torn_down() {
                 return;
             }
-            let len = self.meta.lock().len;
             let target = len.saturating_add(self.look_ahead).min(self.capacity);
             let open = line.open();
             if open >= target {
                 return;
             }
             let step = target.min(open.max(line.end()).saturating_add(self.ladder.largest));
+            // A caller who needs the line must not wait for fences that it would not wait for.
+            if !line.opens_at_once(step) {
+                return;
+            }
             let mapped = self.map_to(&mut line, step, Effort::Spare);
             self.publish(&line);
             if let Err(error) = mapped {
@@ -649,18 +675,15 @@ impl Holder for Shared {
 impl Drop for Owner {
     fn drop(&mut self) {
         let shared = self.shared.clone();
-        // A device that is lost cannot be waited for, and has nothing left to protect.
-        if let Err(error) = shared
-            .fences()
-            .and_then(|f| f.iter().try_for_each(Fence::wait))
-        {
-            tracing::warn!(%error, "arena dropped without waiting for its streams");
-        }
-        if let Err(error) = shared.line.lock().wait_all() {
-            tracing::warn!(%error, "arena dropped without waiting for its fences");
-        }
+        // Nothing is mapped ahead from here on, however long the rest takes.
+        shared.meta.lock().retired = true;
         let device = shared.pool.device().clone();
+        let mut quiet = shared.line.lock().is_torn_down();
         let retry = move |_: &dyn crate::driver::Driver| {
+            if !quiet {
+                shared.quiesce()?;
+                quiet = true;
+            }
             let mut line = shared.line.lock();
             shared.tear_down_line(&mut line)
         };

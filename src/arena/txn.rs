@@ -28,7 +28,7 @@ pub(super) fn grow(wishes: &[Wish<'_>], waiter: Waiter<'_>) -> Result<()> {
     for ((wish, line), before) in lines.iter_mut().zip(before) {
         match done {
             Ok(()) => line.settle(wish.to),
-            Err(_) => line.undo_to(before, waiter),
+            Err(_) => line.undo_to(before),
         }
         let mut meta = wish.arena.meta.lock();
         meta.open = line.open();

@@ -242,13 +242,24 @@ impl DriverError {
         self.code.0 == DriverCode::OUT_OF_MEMORY.0
     }
 
-    /// Whether the driver is gone (process exit, context destroyed): nothing is left to undo.
+    /// Whether the driver is gone (process exit, context destroyed, forked child): nothing is left
+    /// to undo here.
     #[must_use]
     pub const fn is_driver_gone(&self) -> bool {
         matches!(
             self.code,
-            DriverCode::DEINITIALIZED | DriverCode::CONTEXT_IS_DESTROYED
+            DriverCode::NOT_INITIALIZED
+                | DriverCode::DEINITIALIZED
+                | DriverCode::CONTEXT_IS_DESTROYED
         )
+    }
+
+    /// Whether work can run on the device no more, so that there is none to wait for: the driver is
+    /// gone, or a fault in queued work or in the hardware stopped the device for good.
+    #[must_use]
+    pub const fn is_device_lost(&self) -> bool {
+        // ECC error, illegal address, launch timeout, assert, and the kernel faults 714 to 719.
+        self.is_driver_gone() || matches!(self.code.0, 214 | 700 | 702 | 710 | 714..=719)
     }
 }
 

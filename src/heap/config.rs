@@ -82,7 +82,7 @@ impl Default for HeapConfig {
 }
 
 /// A line of the core is addressed in 32 bits of 256-byte units.
-const LINE_MAX: u64 = TIB - 2 * MIB;
+pub(super) const LINE_MAX: u64 = TIB - 2 * MIB;
 
 impl HeapConfig {
     pub(super) fn check(&self) -> Result<()> {

@@ -8,12 +8,13 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use super::Shared;
 use super::block::{Block, no_block};
 use super::config::HeapConfig;
 use super::core::{self, Stale};
 use super::quick::{Kept, Quick};
-use crate::driver::PhysId;
-use crate::pool::{Granule, Holder, Pool};
+use crate::driver::{DriverResult, PhysId};
+use crate::pool::{Granule, Held, Holder, Pool};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
 use crate::sync::Mutex;
@@ -28,7 +29,10 @@ pub(super) struct Lane {
     pub(super) config: HeapConfig,
     stream: Stream,
     range: VaRange,
+    /// Bytes of the longest block that could ever be placed.
+    largest: u64,
     pub(super) state: Mutex<State>,
+    heap: Weak<Shared>,
     this: Weak<Self>,
 }
 
@@ -43,8 +47,15 @@ pub(super) struct State {
     pub(super) limbo_bytes: u64,
     /// Old addresses of moved granules, oldest first.
     pub(super) stale: VecDeque<Alias>,
-    /// Mappings that the driver refused to undo.
+    /// Places with mappings that could not be undone.
     pub(super) broken: Vec<Broken>,
+    /// Times that some thread has something of this lane in hand which the lists above do not show:
+    /// an order under way, or limbo being looked at.
+    pub(super) in_hand: usize,
+    /// Times that memory became free.
+    pub(super) frees: u64,
+    /// A fence behind all use of what was free after so many frees.
+    pub(super) calm: Option<(Fence, u64)>,
     pub(super) counts: Counts,
     reservation: Option<Reservation>,
 }
@@ -90,6 +101,7 @@ impl State {
     pub(super) fn unlimbo(&mut self, one: &Limbo) {
         self.limbo_bytes -= one.len;
         self.quick.disturbed();
+        self.frees += 1;
         self.core.mark(one.addr, 0);
         self.core.free_hinted(one.addr, one.hint, &mut ());
     }
@@ -169,15 +181,37 @@ pub(super) struct Alias {
     pub(super) fence: Option<Fence>,
 }
 
-/// A mapping at an address that the core counts as a gap.
+/// A held place with mappings that could not be undone yet.
 pub(super) struct Broken {
+    pub(super) place: Stale,
+    pub(super) stuck: Vec<Stuck>,
+    pub(super) after: After,
+}
+
+/// A mapping that could not be undone, and the granule behind it if nobody else has that.
+pub(super) struct Stuck {
     pub(super) range: VaRange,
-    /// The granule, if nobody else has it.
     pub(super) granule: Option<Granule>,
 }
 
+/// When something may be unmapped.
+#[derive(Clone)]
+pub(super) enum After {
+    /// Nothing uses it.
+    Now,
+    /// When work queued so far is done; the fence could not be recorded yet.
+    Unrecorded,
+    /// When the fence has passed.
+    Fence(Fence),
+}
+
 impl Lane {
-    pub(super) fn new(pool: &Pool, config: &HeapConfig, stream: &Stream) -> Result<Arc<Self>> {
+    pub(super) fn new(
+        heap: &Arc<Shared>,
+        pool: &Pool,
+        config: &HeapConfig,
+        stream: &Stream,
+    ) -> Result<Arc<Self>> {
         let budget = pool.stats().budget.max(1);
         let (small, large) = config.lines(budget);
         let unit = core::PAGE_BYTES;
@@ -199,6 +233,7 @@ impl Lane {
             config: config.clone(),
             stream: stream.clone(),
             range,
+            largest: range.len() - small,
             state: Mutex::new(State {
                 core,
                 granules: Granules::default(),
@@ -208,9 +243,13 @@ impl Lane {
                 limbo_bytes: 0,
                 stale: VecDeque::new(),
                 broken: Vec::new(),
+                in_hand: 0,
+                frees: 0,
+                calm: None,
                 counts: Counts::default(),
                 reservation: Some(reservation),
             }),
+            heap: Arc::downgrade(heap),
             this: this.clone(),
         });
         let holder: Weak<dyn Holder> = lane.this.clone();
@@ -225,6 +264,16 @@ impl Lane {
     /// Bytes of addresses.
     pub(super) fn range_len(&self) -> u64 {
         self.range.len()
+    }
+
+    /// Bytes of the longest block that could ever be placed.
+    pub(super) fn largest(&self) -> u64 {
+        self.largest
+    }
+
+    /// The heap that this is a part of, unless it is gone.
+    pub(super) fn heap(&self) -> Option<Arc<Shared>> {
+        self.heap.upgrade()
     }
 
     pub(super) fn contains(&self, addr: Va) -> bool {
@@ -261,6 +310,7 @@ impl Lane {
         };
         match uses {
             None => {
+                state.frees += 1;
                 let kept = Kept {
                     addr: found.addr,
                     len: found.len,
@@ -357,14 +407,18 @@ impl Lane {
 }
 
 impl Holder for Lane {
-    fn held(&self) -> u64 {
+    fn held(&self) -> Held {
         let state = self.state.lock();
-        let broken = state.broken.iter().filter_map(|b| b.granule.as_ref());
-        state.granules.bytes() + broken.map(Granule::len).sum::<u64>()
+        let stuck = state.broken.iter().flat_map(|b| &b.stuck);
+        let stuck = stuck.filter_map(|s| s.granule.as_ref());
+        Held {
+            mapped: state.granules.bytes() + stuck.map(Granule::len).sum::<u64>(),
+            pending: 0,
+        }
     }
 
-    fn reclaim(&self, want: u64) -> u64 {
-        self.give_back_idle(want)
+    fn reclaim(&self, want: u64) -> Option<u64> {
+        Some(self.give_back_idle(want))
     }
 
     fn awaited(&self) -> u64 {
@@ -375,23 +429,26 @@ impl Holder for Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // A device that is lost cannot be waited for, and has nothing left to protect.
-        if let Err(error) = self.settle_all() {
-            tracing::warn!(%error, "heap dropped without waiting for its streams");
-        }
         let state = self.state.get_mut();
+        let mut broken = std::mem::take(&mut state.broken);
+        let mut granules = std::mem::take(&mut state.granules);
+        // Nobody can ask this lane any more what it holds.
+        let stuck = broken.iter_mut().flat_map(|b| &mut b.stuck);
+        let stuck = stuck.filter_map(|s| s.granule.as_mut());
+        let all = granules.slots.iter_mut().flatten().chain(stuck);
+        all.for_each(Granule::set_unmapped);
+        let limbo = state.limbo.drain(..).flat_map(|l| l.uses);
+        let live = state.uses.drain().flat_map(|(_, uses)| uses);
+        let old = state.stale.drain(..);
+        let old = old.filter_map(|a| VaRange::new(Va::new(a.stale.addr), a.stale.len));
         let mut remains = Remains {
-            mappings: state.core.mappings().collect(),
-            granules: std::mem::take(&mut state.granules),
+            awaited: limbo.chain(live).collect(),
+            mappings: state.core.mappings().chain(old).collect(),
+            granules,
+            broken,
             reservation: state.reservation.take(),
-            broken: std::mem::take(&mut state.broken),
         };
-        remains.mappings.extend(
-            state
-                .stale
-                .drain(..)
-                .filter_map(|a| VaRange::new(Va::new(a.stale.addr), a.stale.len)),
-        );
+        remains.awaited.push(Use::Stream(self.stream.clone()));
         let retry = move |driver: &dyn crate::driver::Driver| remains.tear_down(driver);
         self.pool.device().give_back("heap", Box::new(retry));
     }
@@ -399,6 +456,8 @@ impl Drop for Lane {
 
 /// What is left of a lane that goes.
 struct Remains {
+    /// What may still use the memory.
+    awaited: Vec<Use>,
     mappings: Vec<VaRange>,
     granules: Granules,
     broken: Vec<Broken>,
@@ -406,23 +465,34 @@ struct Remains {
 }
 
 impl Remains {
-    /// Unmaps everything, then lets the granules and the addresses go. Can be called again.
-    fn tear_down(&mut self, driver: &dyn crate::driver::Driver) -> crate::driver::DriverResult<()> {
-        let ignore_gone = |result: crate::driver::DriverResult<()>| match result {
+    /// Waits for the last uses, unmaps everything, then lets the granules and the addresses go. Can be
+    /// called again, and goes on where it failed.
+    fn tear_down(&mut self, driver: &dyn crate::driver::Driver) -> DriverResult<()> {
+        let ignore_gone = |result: DriverResult<()>| match result {
             Err(error) if error.is_driver_gone() => Ok(()),
             other => other,
         };
+        while let Some(last) = self.awaited.last() {
+            match last {
+                Use::Fence(fence) => fence.quiesce()?,
+                Use::Stream(stream) => stream.quiesce()?,
+            }
+            self.awaited.pop();
+        }
         while let Some(range) = self.mappings.last() {
             ignore_gone(driver.unmap(*range))?;
             self.mappings.pop();
         }
-        while let Some(broken) = self.broken.last() {
-            ignore_gone(driver.unmap(broken.range))?;
+        while let Some(broken) = self.broken.last_mut() {
+            while let Some(stuck) = broken.stuck.last() {
+                ignore_gone(driver.unmap(stuck.range))?;
+                broken.stuck.pop();
+            }
             self.broken.pop();
         }
         self.granules = Granules::default();
         if let Some(reservation) = &mut self.reservation {
-            reservation.free()?;
+            ignore_gone(reservation.free())?;
         }
         Ok(())
     }

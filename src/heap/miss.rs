@@ -3,16 +3,27 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::core::{Block as Found, Fill, OutOfMemory, PAGE_BYTES, Plan};
-use super::lane::{Alias, Broken, Lane, Limbo, Use};
+use super::core::{Block as Found, OutOfMemory, PAGE_BYTES, Plan};
+use super::lane::{After, Alias, Broken, Lane, State, Stuck, Use};
+use super::retire::fence_uses;
+use crate::driver::sim::{Nanos, SimDriver};
 use crate::driver::{Access, PhysId};
-use crate::pool::Granule;
+use crate::pool::{BUSY, Granule};
 use crate::stream::Fence;
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
 
-/// Pause between two looks at fences while an allocation waits for memory.
+/// Pause between two looks at fences while an allocation waits.
 const PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
+
+/// What a miss has learned so far.
+struct Attempt {
+    started: Instant,
+    /// Why the device gave no more memory, and what was held then: no more is asked for.
+    refused: Option<(Error, u64)>,
+    /// The stream's work does not end in time: nothing that waits for it.
+    frozen: bool,
+}
 
 /// A plan in hand, with what its driver calls need to know.
 struct Order {
@@ -31,91 +42,105 @@ struct Done {
     zeroing: bool,
 }
 
+enum Outcome {
+    Found(Found),
+    Order(Box<Order>),
+    Short(Short),
+}
+
+/// A plan that is not to be had.
+struct Short {
+    why: OutOfMemory,
+    /// It is the heap's own limit that is hit.
+    own: bool,
+}
+
 impl Lane {
     pub(super) fn miss(self: &Arc<Self>, size: u64, align: u64) -> Result<Found> {
-        let started = Instant::now();
         self.state.lock().counts.misses += 1;
-        // What may be held, once the device has said that it has no more.
-        let mut ceiling = u64::MAX;
+        let found = self.seek(size, align);
+        if found.is_err() {
+            self.state.lock().counts.failures += 1;
+        }
+        found
+    }
+
+    fn seek(&self, size: u64, align: u64) -> Result<Found> {
+        let mut attempt = Attempt {
+            started: Instant::now(),
+            refused: None,
+            frozen: false,
+        };
         loop {
             self.retire();
-            let order = match self.order(size, align, ceiling)? {
+            let order = match self.order(size, align, &attempt) {
                 Outcome::Found(found) => return Ok(found),
                 Outcome::Order(order) => order,
                 Outcome::Short(short) => {
-                    self.make_room(size, short, started)?;
-                    ceiling = u64::MAX;
+                    self.make_room(size, &short, &attempt)?;
+                    (attempt.refused, attempt.frozen) = (None, false);
                     continue;
                 }
             };
-            let moves = order.sources.iter().flatten().count();
             let mut done = Done::default();
-            let carried = self
-                .bound_aliases(moves)
-                .and_then(|()| self.carry_out(&order, &mut done));
-            match carried {
+            let error = match self.carry_out(&order, &mut done, attempt.started) {
                 Ok(()) => return Ok(self.commit(*order, done)),
-                Err(error) => {
-                    self.undo(*order, done);
-                    match error {
-                        Error::OutOfMemory(_) if ceiling == u64::MAX => {
-                            ceiling = self.state.lock().core.held();
-                        }
-                        Error::OutOfMemory(_) => self.wait_or_give_up(error, started)?,
-                        other => {
-                            self.state.lock().counts.failures += 1;
-                            return Err(other);
-                        }
-                    }
+                Err(error) => error,
+            };
+            self.undo(*order, done);
+            match error {
+                Error::OutOfMemory(_) if attempt.refused.is_none() => {
+                    let held = self.state.lock().core.held();
+                    attempt.refused = Some((error, held));
                 }
+                Error::OutOfMemory(_) => self.wait_or_give_up(error, attempt.started)?,
+                Error::TimedOut { .. } if !attempt.frozen => attempt.frozen = true,
+                other => return Err(other),
             }
         }
     }
 
     /// Looks once more, or plans.
-    fn order(&self, size: u64, align: u64, ceiling: u64) -> Result<Outcome> {
+    fn order(&self, size: u64, align: u64, attempt: &Attempt) -> Outcome {
         let available = self.pool.shared().available();
+        let ceiling = attempt.refused.as_ref().map_or(u64::MAX, |r| r.1);
+        let heap = self.heap();
         let mut state = self.state.lock();
         state.flush();
         if let Some(found) = state.core.alloc(size, align) {
-            return Ok(Outcome::Found(found));
+            return Outcome::Found(found);
         }
         let held = state.core.held();
         let limit = held.saturating_add(available).min(ceiling);
-        let limit = limit.min(self.config.limit.unwrap_or(u64::MAX));
-        let plan = match state
+        let mut total = heap.as_ref().map(|heap| heap.held.lock());
+        let others = total.as_ref().map_or(0, |t| t.saturating_sub(held));
+        let own = self.config.limit.unwrap_or(u64::MAX).saturating_sub(others);
+        let may_move = &mut |_, _| !attempt.frozen;
+        let plan = state
             .core
-            .plan(size, align, limit, &mut (), &mut |_, _| true)
-        {
+            .plan(size, align, limit.min(own), &mut (), may_move);
+        let plan = match plan {
             Ok(plan) => plan,
-            Err(short) => return Ok(Outcome::Short(short)),
+            Err(why) => {
+                let own = own < limit;
+                return Outcome::Short(Short { why, own });
+            }
         };
-        // A place that an earlier undo could not clear cannot be mapped.
-        let blocked = |fill: &Fill| {
-            let place = VaRange::new(Va::new(fill.addr), fill.len);
-            state
-                .broken
-                .iter()
-                .any(|b| place.is_some_and(|p| p.overlaps(b.range)))
-        };
-        if let Some(fill) = plan.fills.iter().find(|f| blocked(f)) {
-            let error = Error::Stale {
-                what: "mapping that the driver refused to undo",
-                value: fill.addr,
-            };
-            state.core.abandon(plan, 0, &mut ());
-            return Err(error);
+        if let Some(total) = &mut total {
+            **total += plan.created();
         }
+        state.in_hand += 1;
         let sources = plan
             .fills
             .iter()
             .map(|f| f.old.and_then(|(name, ..)| state.granules.phys(name)))
             .collect();
-        Ok(Outcome::Order(Box::new(Order { plan, sources })))
+        Outcome::Order(Box::new(Order { plan, sources }))
     }
 
-    fn carry_out(&self, order: &Order, done: &mut Done) -> Result<()> {
-        self.release_first(order, done)?;
+    fn carry_out(&self, order: &Order, done: &mut Done, started: Instant) -> Result<()> {
+        self.bound_aliases(order.sources.iter().flatten().count(), started)?;
+        self.release_first(order, done, started)?;
         let fresh = order.plan.fills.iter().filter(|f| f.old.is_none());
         let lens: Vec<u64> = fresh.map(|f| f.len).collect();
         if !lens.is_empty() {
@@ -135,12 +160,13 @@ impl Lane {
 
     /// Unmaps and returns what did not fit, once this stream's work on it is done. The host waits:
     /// memory that leaves the heap has no stream order.
-    fn release_first(&self, order: &Order, done: &mut Done) -> Result<()> {
+    fn release_first(&self, order: &Order, done: &mut Done, started: Instant) -> Result<()> {
         if order.plan.releases.is_empty() {
             return Ok(());
         }
-        self.stream().fence()?.wait()?;
-        self.state.lock().counts.host_waits += 1;
+        self.wait_for(&self.stream().fence()?, started)?;
+        // An old mapping would keep the memory alive.
+        self.retire_aliases();
         for release in &order.plan.releases {
             let Some(range) = VaRange::new(Va::new(release.addr), release.len) else {
                 continue;
@@ -148,9 +174,9 @@ impl Lane {
             self.pool.device().driver().unmap(range)?;
             done.released += 1;
             let granule = self.state.lock().granules.remove(release.id);
-            if let Some(granule) = granule {
-                granule.give_back()?;
-            }
+            self.no_longer_held(release.len);
+            // A refused release keeps the granule idle in the pool, which tries again when it must.
+            let _ = granule.map(Granule::give_back);
         }
         Ok(())
     }
@@ -224,14 +250,16 @@ impl Lane {
     fn commit(&self, order: Order, done: Done) -> Found {
         let moved = order.sources.iter().flatten().count() as u64;
         let created = done.granules.len() as u64;
+        let eager = self.config.aliases == 0;
         // Behind all work on the old addresses: any use by other streams was waited for before the
         // memory became free. If the fence cannot be had now, it is asked for again later.
         let fence = match moved {
             0 => None,
+            _ if eager => None,
             _ => self.stream().fence().ok(),
         };
-        let mut state = self.state.lock();
-        let state = &mut *state;
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
         state.quick.disturbed();
         let mut fresh = done.granules.into_iter();
         let mut stale = Vec::new();
@@ -246,51 +274,65 @@ impl Lane {
         let found = state
             .core
             .commit(order.plan, &mut name, &mut (), &mut stale);
-        let aliases = stale.into_iter().map(|stale| Alias {
-            stale,
-            fence: fence.clone(),
-        });
-        state.stale.extend(aliases);
+        state.in_hand -= 1;
+        state.frees += 1;
         state.counts.remaps += moved;
         state.counts.creates += created;
         state.counts.held_peak = state.counts.held_peak.max(state.core.held());
+        let fence = fence.as_ref();
+        let aliases = stale.into_iter().map(|stale| Alias {
+            stale,
+            fence: fence.cloned(),
+        });
+        if eager {
+            let aliases: Vec<Alias> = aliases.collect();
+            drop(guard);
+            aliases.into_iter().for_each(|a| self.unmap_old(a));
+        } else {
+            state.stale.extend(aliases);
+        }
         found
     }
 
     /// Takes back what was mapped for an order that failed, and gives up its places.
     fn undo(&self, order: Order, done: Done) {
-        if done.zeroing {
-            // Memory is not unmapped under a queued fill. A lost device has none.
-            let _ = self.stream().synchronize();
-        }
+        self.no_longer_held(order.plan.created());
+        // Memory is not unmapped under a queued fill.
+        let after = match done.zeroing {
+            false => After::Now,
+            true => self
+                .stream()
+                .fence()
+                .map_or(After::Unrecorded, After::Fence),
+        };
         let driver = self.pool.device().driver();
         let mut granules: Vec<Option<Granule>> = done.granules.into_iter().map(Some).collect();
-        let mut broken = Vec::new();
+        let mut stuck = Vec::new();
         for (range, fresh) in done.mapped.into_iter().rev() {
-            if driver.unmap(range).is_err() && driver.unmap(range).is_err() {
+            let gone =
+                !done.zeroing && (driver.unmap(range).is_ok() || driver.unmap(range).is_ok());
+            if !gone {
                 let mut granule = fresh.and_then(|i| granules.get_mut(i)?.take());
                 if let Some(granule) = &mut granule {
                     granule.set_mapped();
                 }
-                broken.push(Broken { range, granule });
+                stuck.push(Stuck { range, granule });
             }
         }
-        let mut state = self.state.lock();
-        state.quick.disturbed();
-        state.core.abandon(order.plan, done.released, &mut ());
-        state.broken.extend(broken);
+        drop(granules);
+        self.state
+            .lock()
+            .abandon(order.plan, done.released, stuck, &after);
     }
 
     /// At the bound on aliases, waits for the oldest ones.
-    fn bound_aliases(&self, more: usize) -> Result<()> {
+    fn bound_aliases(&self, more: usize, started: Instant) -> Result<()> {
         if more == 0 {
             return Ok(());
         }
         if self.config.aliases == 0 {
             // Nothing is pending on the old address when it is unmapped right after the move.
-            self.stream().fence()?.wait()?;
-            self.state.lock().counts.host_waits += 1;
-            return Ok(());
+            return self.wait_for(&self.stream().fence()?, started);
         }
         loop {
             let oldest = {
@@ -300,106 +342,99 @@ impl Lane {
                 }
                 state.stale.front().and_then(|a| a.fence.clone())
             };
-            match oldest {
-                Some(fence) => fence.wait()?,
-                None => self.stream().synchronize()?,
-            }
-            self.state.lock().counts.host_waits += 1;
-            if self.retire() == 0 {
+            let oldest = oldest.map_or_else(|| self.stream().fence(), Ok)?;
+            self.wait_for(&oldest, started)?;
+            if self.retire_aliases() == 0 {
                 return Ok(());
             }
         }
     }
 
-    /// Files what has become free: limbo whose fences have passed, old mappings nobody uses. Waits
-    /// for nothing; what cannot be asked or undone now is kept. Returns how much was filed.
-    pub(super) fn retire(&self) -> usize {
-        self.retire_limbo() + self.retire_aliases() + self.retire_broken()
+    /// Waits on the host until a fence has passed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] once an allocation has taken as long as it may.
+    fn wait_for(&self, fence: &Fence, started: Instant) -> Result<()> {
+        if fence.is_done()? {
+            return Ok(());
+        }
+        if self.config.wait.is_zero() {
+            return Err(Error::TimedOut { waited_us: 0 });
+        }
+        self.state.lock().counts.host_waits += 1;
+        while started.elapsed() < self.config.wait {
+            self.pause();
+            if fence.is_done()? {
+                return Ok(());
+            }
+        }
+        let waited = started.elapsed().as_micros();
+        Err(Error::TimedOut {
+            waited_us: u64::try_from(waited).unwrap_or(u64::MAX),
+        })
     }
 
-    fn retire_limbo(&self) -> usize {
-        let waiting = std::mem::take(&mut self.state.lock().limbo);
-        let (done, left): (Vec<Limbo>, Vec<Limbo>) = waiting
-            .into_iter()
-            .map(fence_uses)
-            .partition(|l| l.uses.iter().all(has_passed));
-        let count = done.len();
-        let mut state = self.state.lock();
-        state.limbo.extend(left);
-        done.iter().for_each(|one| state.unlimbo(one));
-        count
-    }
-
-    fn retire_aliases(&self) -> usize {
-        let mut filed = 0;
-        loop {
-            let Some(mut alias) = self.state.lock().stale.pop_front() else {
-                return filed;
-            };
-            if alias.fence.is_none() {
-                alias.fence = self.stream().fence().ok();
+    fn pause(&self) {
+        let driver = self.pool.device().driver().as_any();
+        match driver.downcast_ref::<SimDriver>() {
+            // Its clock does not move by itself.
+            Some(sim) => {
+                sim.advance(Nanos(50_000));
+                std::thread::yield_now();
             }
-            let passed = alias
-                .fence
-                .as_ref()
-                .is_some_and(|f| f.is_done().unwrap_or(false));
-            let range = VaRange::new(Va::new(alias.stale.addr), alias.stale.len);
-            let unmapped =
-                passed && range.is_some_and(|r| self.pool.device().driver().unmap(r).is_ok());
-            let mut state = self.state.lock();
-            if !unmapped {
-                state.stale.push_front(alias);
-                return filed;
-            }
-            state.core.unmapped(alias.stale);
-            filed += 1;
+            None => std::thread::sleep(PAUSE),
         }
     }
 
-    fn retire_broken(&self) -> usize {
-        let broken = std::mem::take(&mut self.state.lock().broken);
-        if broken.is_empty() {
-            return 0;
+    /// Books that the heap holds less, or will not create what it meant to.
+    pub(super) fn no_longer_held(&self, bytes: u64) {
+        if let Some(heap) = self.heap() {
+            *heap.held.lock() -= bytes;
         }
-        let driver = self.pool.device().driver();
-        let all = broken.len();
-        let left: Vec<Broken> = broken
-            .into_iter()
-            .filter(|b| driver.unmap(b.range).is_err())
-            .collect();
-        let filed = all - left.len();
-        self.state.lock().broken.extend(left);
-        filed
     }
 
     /// Finds memory elsewhere for a plan that is short, in the order that hurts least; an error if
     /// there is none.
-    fn make_room(&self, size: u64, short: OutOfMemory, started: Instant) -> Result<()> {
-        if short.lacking > 0 && self.pool.shared().reclaim(short.lacking.max(PAGE_BYTES)) > 0 {
-            return Ok(());
-        }
-        if self.wait_on_device()? > 0 {
-            return Ok(());
-        }
-        let error = match short.lacking {
-            0 => Error::AddressSpaceExhausted {
+    fn make_room(&self, size: u64, short: &Short, attempt: &Attempt) -> Result<()> {
+        let lacking = short.why.lacking;
+        let error = match (&attempt.refused, lacking) {
+            (Some((error, _)), _) => error.clone(),
+            (None, 0) => Error::AddressSpaceExhausted {
                 requested: size,
                 reserved: self.range_len(),
                 bound: self.range_len(),
             },
-            lacking => self.pool.shared().shortage(size, lacking),
+            (None, _) => self.pool.shared().shortage(size, lacking),
         };
-        self.wait_or_give_up(error, started)
+        let budget = self.pool.shared().budget();
+        if size > budget.min(self.config.limit.unwrap_or(u64::MAX)) {
+            return Err(error);
+        }
+        if lacking > 0 {
+            let want = lacking.max(PAGE_BYTES);
+            let got = match self.heap().filter(|_| short.own) {
+                Some(heap) => heap.give_back_idle(want),
+                None => self.pool.shared().reclaim(want).0,
+            };
+            if got > 0 {
+                return Ok(());
+            }
+        }
+        if self.wait_on_device()? > 0 {
+            return Ok(());
+        }
+        self.wait_or_give_up(error, attempt.started)
     }
 
     /// Orders this stream behind every other stream whose freed memory is in limbo here, without a
     /// wait of the host; the blocks that became free.
     fn wait_on_device(&self) -> Result<usize> {
-        let waiting = std::mem::take(&mut self.state.lock().limbo);
+        let waiting = self.take_limbo();
         let mut freed = Vec::new();
         let mut kept = Vec::new();
         let mut outcome = Ok(());
-        for one in waiting.into_iter().map(fence_uses) {
+        for one in fence_uses(waiting) {
             let ordered = one.uses.iter().try_for_each(|used| match used {
                 Use::Fence(fence) => self.stream().wait(fence),
                 Use::Stream(stream) => self.stream().wait(&stream.fence()?),
@@ -413,103 +448,60 @@ impl Lane {
             }
         }
         let count = freed.len();
-        let mut state = self.state.lock();
-        state.limbo.extend(kept);
-        state.counts.device_waits += count as u64;
-        freed.iter().for_each(|one| state.unlimbo(one));
-        outcome.map(|()| count)
+        self.put_limbo(&freed, kept);
+        self.state.lock().counts.device_waits += count as u64;
+        match count {
+            0 => outcome.map(|()| 0),
+            count => Ok(count),
+        }
     }
 
     /// Pauses while there is something to wait for and time left; the error otherwise.
     fn wait_or_give_up(&self, error: Error, started: Instant) -> Result<()> {
-        let pending = {
+        use crate::pool::Holder;
+        let (pending, busy) = {
             let state = self.state.lock();
-            !state.limbo.is_empty() || !state.stale.is_empty()
+            let pending = state.limbo_bytes > 0 || !state.stale.is_empty();
+            (pending, state.in_hand > 0)
         };
-        let pending = pending || self.pool.shared().awaited() > 0;
-        if !pending || started.elapsed() >= self.config.wait {
-            self.state.lock().counts.failures += 1;
+        let shared = self.pool.shared();
+        // What is idle here could be used at once, so it is not waited for.
+        let pending = pending || shared.awaited() > self.awaited();
+        let busy = busy || shared.is_releasing();
+        let waited = started.elapsed();
+        if !(pending && waited < self.config.wait || busy && waited < BUSY.max(self.config.wait)) {
             return Err(error);
         }
         self.state.lock().counts.host_waits += 1;
-        std::thread::sleep(PAUSE);
+        self.pause();
         Ok(())
     }
+}
 
-    /// Unmaps wholly free granules and gives them to the pool, if this stream's work so far is done.
-    pub(super) fn give_back_idle(&self, want: u64) -> u64 {
-        self.retire();
-        let idle = match self.state.try_lock() {
-            Some(mut state) => {
-                state.flush();
-                state.core.trim(want, &mut |_, _| true)
-            }
-            None => return 0,
+impl State {
+    /// Gives up the places of an order. Those with something stuck are kept until that is gone.
+    fn abandon(&mut self, plan: Plan, released: usize, mut stuck: Vec<Stuck>, after: &After) {
+        self.in_hand -= 1;
+        self.frees += 1;
+        self.quick.disturbed();
+        let mut held = Vec::new();
+        let is_in = |one: &Stuck, addr: u64, len: u64| {
+            let place = VaRange::new(Va::new(addr), len);
+            place.is_some_and(|place| place.overlaps(one.range))
         };
-        if idle.is_empty() {
-            return 0;
+        let mut holds = |addr, len| stuck.iter().any(|one| is_in(one, addr, len));
+        self.core
+            .abandon_but(plan, released, &mut (), &mut holds, &mut held);
+        for place in held {
+            let (mine, others) = stuck
+                .into_iter()
+                .partition(|one| is_in(one, place.addr, place.len));
+            stuck = others;
+            self.broken.push(Broken {
+                place,
+                stuck: mine,
+                after: after.clone(),
+            });
         }
-        let fence = self.stream().fence();
-        let passed = fence.is_ok_and(|f| f.is_done().unwrap_or(false));
-        let mut bytes = 0;
-        for one in idle {
-            let range = VaRange::new(Va::new(one.addr), one.len);
-            let unmapped =
-                passed && range.is_some_and(|r| self.pool.device().driver().unmap(r).is_ok());
-            let mut state = self.state.lock();
-            if !unmapped {
-                state.quick.disturbed();
-                state.core.kept(one, &mut ());
-                continue;
-            }
-            bytes += one.len;
-            let granule = state.granules.remove(one.id);
-            state.core.dropped(one);
-            drop(state);
-            // A refused release keeps the granule idle in the pool, which is as good.
-            let _ = granule.map(Granule::give_back);
-        }
-        bytes
-    }
-
-    /// Waits on the host for everything that could still use this lane's memory.
-    pub(super) fn settle_all(&self) -> Result<()> {
-        let limbo: Vec<Use> = {
-            let state = self.state.lock();
-            state.limbo.iter().flat_map(|l| l.uses.clone()).collect()
-        };
-        for used in limbo {
-            match used {
-                Use::Fence(fence) => fence.wait()?,
-                Use::Stream(stream) => stream.fence()?.wait()?,
-            }
-        }
-        self.stream().fence()?.wait()
-    }
-}
-
-enum Outcome {
-    Found(Found),
-    Order(Box<Order>),
-    Short(OutOfMemory),
-}
-
-/// Takes the fences that are still to be taken. Lazily, here and not at the free: most memory is
-/// never asked for.
-fn fence_uses(mut limbo: Limbo) -> Limbo {
-    for used in &mut limbo.uses {
-        if let Use::Stream(stream) = used
-            && let Ok(fence) = stream.fence()
-        {
-            *used = Use::Fence(fence);
-        }
-    }
-    limbo
-}
-
-fn has_passed(used: &Use) -> bool {
-    match used {
-        Use::Fence(fence) => Fence::is_done(fence).unwrap_or(false),
-        Use::Stream(_) => false,
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::pool::{Policy, Pool};
 use crate::stream::Stream;
-use crate::sync::RwLock;
+use crate::sync::{Mutex, RwLock};
 use crate::units::Va;
 use crate::{Error, Result};
 
@@ -15,6 +15,7 @@ mod core;
 mod lane;
 mod miss;
 mod quick;
+mod retire;
 
 pub use block::Block;
 pub use config::{HeapConfig, Rounding};
@@ -68,6 +69,8 @@ struct Shared {
     pool: Pool,
     config: HeapConfig,
     lanes: RwLock<Vec<Arc<Lane>>>,
+    /// Bytes that the lanes hold or are about to create.
+    held: Mutex<u64>,
 }
 
 /// Figures of a heap at one moment, over all its streams. Sizes in bytes.
@@ -148,6 +151,7 @@ impl Heap {
                 pool: pool.clone(),
                 config,
                 lanes: RwLock::new(Vec::new()),
+                held: Mutex::new(0),
             }),
         })
     }
@@ -177,6 +181,12 @@ impl Heap {
     ///
     /// As [`alloc`](Self::alloc); [`Error::InvalidConfig`] for another alignment.
     pub fn alloc_aligned(&self, size: u64, align: u64, stream: &Stream) -> Result<Block> {
+        if size > config::LINE_MAX {
+            return Err(Error::TooLarge {
+                requested: size,
+                max: config::LINE_MAX,
+            });
+        }
         let lane = self.shared.lane(stream)?;
         self.shared.alloc(&lane, size, align)
     }
@@ -228,8 +238,7 @@ impl Heap {
     /// Gives granules without a live byte back to the pool, as far as their stream's work is done.
     /// Does not wait. The bytes given back.
     pub fn trim(&self) -> u64 {
-        let lanes = self.shared.lanes.read().clone();
-        lanes.iter().map(|lane| lane.give_back_idle(u64::MAX)).sum()
+        self.shared.give_back_idle(u64::MAX)
     }
 
     /// Figures of this moment.
@@ -255,7 +264,11 @@ impl Heap {
             sum.host_waits += state.counts.host_waits;
             sum.device_waits += state.counts.device_waits;
             sum.failures += state.counts.failures;
-            sum.broken += state.broken.len() as u64;
+            sum.broken += state
+                .broken
+                .iter()
+                .map(|b| b.stuck.len() as u64)
+                .sum::<u64>();
         }
         sum
     }
@@ -285,7 +298,13 @@ impl Shared {
         if size == 0 {
             return Ok(Block::new(lane.clone(), Va::new(0), 0, 0));
         }
-        let max = lane.range_len();
+        let max = lane.largest();
+        if align > max {
+            return Err(Error::TooLarge {
+                requested: align,
+                max,
+            });
+        }
         let rounded = self.config.rounding.round(size).filter(|r| *r <= max);
         let rounded = rounded.ok_or(Error::TooLarge {
             requested: size,
@@ -294,7 +313,7 @@ impl Shared {
         lane.alloc(size, rounded, align)
     }
 
-    fn lane(&self, stream: &Stream) -> Result<Arc<Lane>> {
+    fn lane(self: &Arc<Self>, stream: &Stream) -> Result<Arc<Lane>> {
         let find = |lanes: &[Arc<Lane>]| lanes.iter().find(|l| l.stream() == stream).cloned();
         if let Some(lane) = find(&self.lanes.read()) {
             return Ok(lane);
@@ -306,7 +325,7 @@ impl Shared {
             });
         }
         // Reserved without the lock; a lane that somebody else was quicker with goes again.
-        let fresh = Lane::new(&self.pool, &self.config, stream)?;
+        let fresh = Lane::new(self, &self.pool, &self.config, stream)?;
         let mut lanes = self.lanes.write();
         if let Some(lane) = find(&lanes) {
             drop(lanes);
@@ -314,6 +333,19 @@ impl Shared {
         }
         lanes.push(fresh.clone());
         Ok(fresh)
+    }
+
+    /// Gives idle granules of all lanes back to the pool; the bytes.
+    fn give_back_idle(&self, want: u64) -> u64 {
+        let lanes = self.lanes.read().clone();
+        let mut got = 0;
+        for lane in lanes {
+            if got >= want {
+                break;
+            }
+            got += lane.give_back_idle(want - got);
+        }
+        got
     }
 
     fn owner(&self, addr: Va) -> Result<Arc<Lane>> {

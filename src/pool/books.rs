@@ -51,6 +51,15 @@ impl PoolStats {
     }
 }
 
+/// What holders have, counted by themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Held {
+    /// Bytes mapped.
+    pub(crate) mapped: u64,
+    /// Of that, bytes that wait for a fence.
+    pub(crate) pending: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Books {
     stats: PoolStats,
@@ -91,6 +100,7 @@ impl Books {
         self.stats
     }
 
+    /// Bytes created that stay, with those promised.
     fn committed(&self) -> u64 {
         (self.stats.created - self.releasing) + self.promised
     }
@@ -98,7 +108,8 @@ impl Books {
     fn room(&self) -> Room {
         let committed = self.committed();
         Room {
-            create: self.stats.budget.saturating_sub(committed),
+            // What others are about to release is there until they have.
+            create: (self.stats.budget).saturating_sub(self.stats.created + self.promised),
             release: committed.saturating_sub(self.stats.floor),
             granularity: self.granularity,
         }
@@ -183,6 +194,21 @@ impl Books {
             may -= len;
         }
         out
+    }
+
+    /// Bytes that evicting cannot bring back.
+    pub(super) fn in_use(&self) -> u64 {
+        self.committed() - self.stats.idle
+    }
+
+    /// Whether a release is under way, so that there will be more room in a moment.
+    pub(super) fn is_releasing(&self) -> bool {
+        self.releasing > 0
+    }
+
+    /// Evicts what a budget of that many bytes has no room for.
+    pub(super) fn evict_over(&mut self, budget: u64) -> Vec<Raw> {
+        self.evict(self.committed().saturating_sub(budget))
     }
 
     /// Idle bytes beyond `keep` that the floor allows to release.
@@ -292,8 +318,8 @@ impl Books {
         }))
     }
 
-    /// Recounts idle granules and checks the identities against `held` mapped bytes.
-    pub(super) fn audit(&self, held: u64) -> Result<(), Error> {
+    /// Recounts idle granules and checks the identities against what holders say they have.
+    pub(super) fn audit(&self, held: Held) -> Result<(), Error> {
         let check = |what, booked, counted| match booked == counted {
             true => Ok(()),
             false => Err(Error::Inconsistent {
@@ -304,7 +330,10 @@ impl Books {
         };
         let idle = self.idle.values().flatten().map(|raw| raw.len).sum();
         check("idle bytes", self.stats.idle, idle)?;
-        check("mapped bytes", self.stats.mapped, held)?;
+        check("mapped bytes", self.stats.mapped, held.mapped)?;
+        check("pending bytes", self.stats.pending, held.pending)?;
+        check("promised bytes", self.promised, 0)?;
+        check("bytes in release", self.releasing, 0)?;
         let s = self.stats;
         let parts = s.mapped + s.idle + s.in_flight;
         check("created bytes", s.created, parts)

@@ -102,6 +102,12 @@ fn settle(room: &mut Room, choice: &Choice) {
 /// Recycles a granule if it replaces at least a quarter of the one that would be created, and
 /// creates the rest.
 fn attempt(idle: &mut Idle, room: Room, need: Need) -> Result<Choice, u64> {
+    // Before a list is made that may be as long as the need is large.
+    let on_hand: u64 = idle.iter().map(|(len, count)| len * *count as u64).sum();
+    let reach = room.create.saturating_add(on_hand);
+    if need.bytes > reach {
+        return Err(need.bytes - reach);
+    }
     let mut choice = Choice::default();
     let mut missing = need.bytes;
     while missing > 0 {

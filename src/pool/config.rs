@@ -57,7 +57,8 @@ pub struct PoolConfig {
     /// Idle bytes that a thread of the pool keeps created ahead of need; 0 (off) by default.
     pub spare: u64,
     /// How long an allocation may wait for the fences of deferred shrinks when nothing else is
-    /// left; one second by default. Zero turns waiting off: a wait can deadlock when the awaited
+    /// left; one second by default. Zero turns that off (driver calls of other threads are still
+    /// given 10 ms to end): a wait can deadlock when the awaited
     /// work needs something this thread has yet to launch, such as a collective.
     pub wait: Duration,
     /// How granules are created.

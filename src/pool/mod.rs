@@ -1,7 +1,7 @@
 //! A device's physical budget: granules, idle and in use, limits and policy.
 
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::driver::DriverError;
 use crate::stream::Stream;
@@ -15,6 +15,7 @@ mod config;
 mod granule;
 
 use ahead::Ahead;
+pub(crate) use books::Held;
 pub use books::PoolStats;
 use books::{Admission, Books};
 pub(crate) use choose::Need;
@@ -51,12 +52,12 @@ pub struct Pool {
 
 /// Whoever holds granules of a pool and can give some back when it is short.
 pub(crate) trait Holder: Send + Sync {
-    /// Bytes of granules held mapped.
-    fn held(&self) -> u64;
+    /// What is held mapped.
+    fn held(&self) -> Held;
 
     /// Gives back up to about `want` bytes that nobody uses, without waiting for anything; the
-    /// bytes given back.
-    fn reclaim(&self, want: u64) -> u64;
+    /// bytes given back. `None` if another thread is changing it just now.
+    fn reclaim(&self, want: u64) -> Option<u64>;
 
     /// Bytes that could be reclaimed once queued work is done.
     fn awaited(&self) -> u64 {
@@ -74,6 +75,20 @@ pub(crate) enum Effort {
     Full,
     /// Only what costs nobody anything: somebody looks ahead.
     Spare,
+}
+
+/// How long an allocation that is out of memory gives other threads to end the driver calls they are
+/// in, which may give memory back.
+pub(crate) const BUSY: Duration = Duration::from_millis(10);
+
+/// A search for memory.
+#[derive(Clone, Copy)]
+struct Quest {
+    /// Holders that ask, and so cannot be asked.
+    asking: usize,
+    requested: u64,
+    effort: Effort,
+    started: Instant,
 }
 
 pub(crate) struct Shared {
@@ -180,7 +195,11 @@ impl Pool {
     ///
     /// [`Error::Inconsistent`] with both figures.
     pub fn audit(&self) -> Result<PoolStats> {
-        let held = self.shared.live_holders().iter().map(|h| h.held()).sum();
+        let mut held = Held::default();
+        for one in self.shared.live_holders().iter().map(|h| h.held()) {
+            held.mapped += one.mapped;
+            held.pending += one.pending;
+        }
         let books = self.shared.books.lock();
         books.audit(held)?;
         Ok(books.stats())
@@ -227,16 +246,20 @@ impl Shared {
         holders.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Asks holders for memory nobody uses; the bytes that came back.
-    pub(crate) fn reclaim(&self, want: u64) -> u64 {
-        let mut got = 0;
+    /// Asks holders for memory nobody uses; the bytes that came back, and how many holders could
+    /// not be asked.
+    pub(crate) fn reclaim(&self, want: u64) -> (u64, usize) {
+        let (mut got, mut busy) = (0, 0);
         for holder in self.live_holders() {
             if got >= want {
                 break;
             }
-            got += holder.reclaim(want - got);
+            match holder.reclaim(want - got) {
+                Some(bytes) => got += bytes,
+                None => busy += 1,
+            }
         }
-        got
+        (got, busy)
     }
 
     /// Granules for all needs, one list a need, or nothing.
@@ -248,8 +271,14 @@ impl Shared {
         let requested = needs
             .iter()
             .fold(0u64, |sum, n| sum.saturating_add(n.bytes));
-        let admission = self.admit(needs, requested, effort)?;
-        let result = self.carry_out(admission, requested, effort);
+        let quest = Quest {
+            asking: needs.len(),
+            requested,
+            effort,
+            started: Instant::now(),
+        };
+        let admission = self.admit(needs, quest)?;
+        let result = self.carry_out(admission, quest);
         self.top_up_later(self);
         result
     }
@@ -265,7 +294,13 @@ impl Shared {
                 return Err(books.shortage(requested, missing, Limit::Budget));
             }
         };
-        let lists = self.carry_out(admission, requested, Effort::Full)?;
+        let quest = Quest {
+            asking: 0,
+            requested,
+            effort: Effort::Full,
+            started: Instant::now(),
+        };
+        let lists = self.carry_out(admission, quest)?;
         Ok(lists.into_iter().flatten().collect())
     }
 
@@ -282,34 +317,59 @@ impl Shared {
 
     /// Bytes that holders would give back once queued work is done.
     pub(crate) fn awaited(&self) -> u64 {
-        self.live_holders().iter().map(|h| h.awaited()).sum()
+        let heaps: u64 = self.live_holders().iter().map(|h| h.awaited()).sum();
+        heaps + self.books.lock().stats().pending
     }
 
-    fn admit(&self, needs: &[Need], requested: u64, effort: Effort) -> Result<Admission> {
-        let started = Instant::now();
+    /// Whether some thread is releasing memory just now.
+    pub(crate) fn is_releasing(&self) -> bool {
+        self.books.lock().is_releasing()
+    }
+
+    pub(crate) fn budget(&self) -> u64 {
+        self.books.lock().stats().budget
+    }
+
+    fn admit(&self, needs: &[Need], quest: Quest) -> Result<Admission> {
         loop {
             let missing = match self.books.lock().admit(needs) {
                 Ok(admission) => return Ok(admission),
                 Err(missing) => missing,
             };
-            if effort == Effort::Full && self.reclaim(missing) > 0 {
-                continue;
-            }
-            let pending = self.books.lock().stats().pending;
-            let patient = effort == Effort::Full && started.elapsed() < self.config.wait;
-            if pending == 0 || !patient {
+            if !self.recover(missing, quest) {
                 let books = self.books.lock();
-                return Err(books.shortage(requested, missing, Limit::Budget));
+                return Err(books.shortage(quest.requested, missing, Limit::Budget));
             }
-            std::thread::sleep(std::time::Duration::from_micros(50));
         }
+    }
+
+    /// Gets memory back from holders, or lets some time pass in which it may come back; false when
+    /// there is no more hope.
+    fn recover(&self, missing: u64, quest: Quest) -> bool {
+        if quest.effort == Effort::Spare {
+            return false;
+        }
+        let (got, busy) = self.reclaim(missing);
+        if got > 0 {
+            return true;
+        }
+        let waited = quest.started.elapsed();
+        let (pending, releasing) = {
+            let books = self.books.lock();
+            (books.stats().pending > 0, books.is_releasing())
+        };
+        let hope = (pending && waited < self.config.wait)
+            || ((releasing || busy > quest.asking) && waited < BUSY);
+        if hope {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        hope
     }
 
     fn carry_out(
         self: &Arc<Self>,
         admission: Admission,
-        requested: u64,
-        effort: Effort,
+        quest: Quest,
     ) -> Result<Vec<Vec<Granule>>> {
         let mut promised: u64 = admission.create.iter().flatten().sum();
         // From here on every granule is owned, so that no return can lose one.
@@ -322,7 +382,7 @@ impl Shared {
         if outcome.is_ok() {
             let wanted = admission.create.iter().enumerate();
             for (list, len) in wanted.flat_map(|(i, lens)| lens.iter().map(move |l| (i, *l))) {
-                match self.create(len, requested, effort) {
+                match self.create(len, quest) {
                     Ok(granule) => lists[list].push(granule),
                     Err(error) => {
                         outcome = Err(error);
@@ -344,7 +404,7 @@ impl Shared {
     }
 
     /// Creates a granule whose bytes are promised; makes room on the device if it must.
-    fn create(self: &Arc<Self>, len: u64, requested: u64, effort: Effort) -> Result<Granule> {
+    fn create(self: &Arc<Self>, len: u64, quest: Quest) -> Result<Granule> {
         loop {
             let error = match self.device.driver().create(len, self.config.props) {
                 Ok(phys) => {
@@ -357,15 +417,15 @@ impl Shared {
             if !error.is_out_of_memory() {
                 return Err(error.into());
             }
-            let victims = match effort {
+            let victims = match quest.effort {
                 Effort::Full => self.books.lock().evict(len),
                 Effort::Spare => Vec::new(),
             };
             if !victims.is_empty() {
                 self.release_all(victims)?;
-            } else if effort == Effort::Spare || self.reclaim(len) == 0 {
+            } else if !self.recover(len, quest) {
                 let books = self.books.lock();
-                return Err(books.shortage(requested, len, Limit::Device));
+                return Err(books.shortage(quest.requested, len, Limit::Device));
             }
         }
     }
@@ -432,7 +492,13 @@ impl Shared {
             if !self.books.lock().promise(granule) {
                 break;
             }
-            match self.create(granule, missing, Effort::Full) {
+            let quest = Quest {
+                asking: 0,
+                requested: missing,
+                effort: Effort::Full,
+                started: Instant::now(),
+            };
+            match self.create(granule, quest) {
                 Ok(one) => made.push(one),
                 Err(error) => {
                     self.books.lock().unpromise(granule);
@@ -465,13 +531,12 @@ impl Shared {
                 why: "it is below the static base",
             });
         }
-        if before.created - before.idle > bytes {
+        if self.books.lock().in_use() > bytes {
             self.reclaim(u64::MAX);
         }
         let victims = {
             let mut books = self.books.lock();
-            let now = books.stats();
-            let in_use = now.created - now.idle;
+            let in_use = books.in_use();
             if in_use > bytes {
                 return Err(Error::BudgetBelowUse {
                     budget: bytes,
@@ -479,15 +544,18 @@ impl Shared {
                 });
             }
             books.set_limits(bytes, floor);
-            books.evict(now.created.saturating_sub(bytes))
+            books.evict_over(bytes)
         };
         let done = self
             .release_all(victims)
             .map_err(Error::from)
             .and_then(|()| self.fill_floor(floor, self.config.granule));
         if done.is_err() {
-            let mut books = self.books.lock();
-            books.set_limits(before.budget, before.floor);
+            self.books.lock().set_limits(before.budget, before.floor);
+            // What a static pool has lost on the way; a device that refuses is not asked again.
+            if let Err(error) = self.fill_floor(before.floor, self.config.granule) {
+                tracing::warn!(%error, "below the static floor after a failed change of budget");
+            }
         }
         done
     }
@@ -538,12 +606,12 @@ impl Shared {
 struct Spare(Weak<Shared>);
 
 impl Holder for Spare {
-    fn held(&self) -> u64 {
-        0
+    fn held(&self) -> Held {
+        Held::default()
     }
 
-    fn reclaim(&self, _: u64) -> u64 {
-        0
+    fn reclaim(&self, _: u64) -> Option<u64> {
+        Some(0)
     }
 
     fn map_ahead(&self) {

@@ -1,3 +1,23 @@
 //! Integration tests: one binary, a module per subject.
 
+#[cfg(target_os = "linux")]
+#[macro_use]
+mod support;
+
+#[cfg(target_os = "linux")]
+mod arena;
+#[cfg(target_os = "linux")]
+mod bad_input;
 mod conformance;
+#[cfg(target_os = "linux")]
+mod faults;
+#[cfg(target_os = "linux")]
+mod heap;
+#[cfg(target_os = "linux")]
+mod pool;
+#[cfg(target_os = "linux")]
+mod properties;
+#[cfg(target_os = "linux")]
+mod regressions;
+#[cfg(target_os = "linux")]
+mod tensor;

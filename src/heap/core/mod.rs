@@ -21,7 +21,7 @@ mod tile;
 mod trim;
 
 pub use lane::{Block, Lane};
-pub use plan::{Fill, OutOfMemory, Plan, Stale};
+pub use plan::{OutOfMemory, Plan, Stale};
 pub use policy::Policy;
 
 /// Bytes in a unit: the least size and alignment of a block.

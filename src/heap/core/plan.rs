@@ -6,7 +6,7 @@ use super::lane::{Block, Lane, SMALL, Uses};
 use super::place::Site;
 use super::runs::State;
 use super::tile::{Part, Rules, Spare, fill};
-use super::{NONE, PAGE, PAGE_BYTES};
+use super::{NONE, PAGE, PAGE_BYTES, UNIT};
 
 /// A granule to map at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,6 @@ pub struct Plan {
     pieces: Vec<(u32, bool)>,
 }
 
-#[cfg(test)]
 impl Plan {
     /// Bytes to create.
     pub fn created(&self) -> u64 {
@@ -427,6 +426,19 @@ impl Lane {
     /// Gives back what a plan holds, as if it had never been made, but for its first `released` releases: those have
     /// been carried out.
     pub fn abandon(&mut self, plan: Plan, released: usize, uses: &mut impl Uses) {
+        self.abandon_but(plan, released, uses, &mut |_, _| false, &mut Vec::new());
+    }
+
+    /// As `abandon`, for driver calls that could not all be undone. Places in which something is `stuck`, by address
+    /// and bytes, stay held and are added to `held`, until `unmapped` is told that nothing is there any more.
+    pub fn abandon_but(
+        &mut self,
+        plan: Plan,
+        released: usize,
+        uses: &mut impl Uses,
+        stuck: &mut dyn FnMut(u64, u64) -> bool,
+        held: &mut Vec<Stale>,
+    ) {
         for f in plan.fills.iter().filter(|f| f.old.is_some()) {
             if let Some(g) = self.granules.get(f.slot) {
                 self.lines[g.line as usize].give(f.stale, uses);
@@ -440,12 +452,21 @@ impl Lane {
                 self.lines[r.line as usize].give(r.stale, uses);
             }
         }
-        let line = &mut self.lines[plan.line as usize];
         for (piece, free) in plan.pieces {
+            let n = *self.lines[plan.line as usize].node(piece);
+            let (addr, len) = (self.addr(plan.line, n.start), u64::from(n.len) * UNIT);
             if free {
-                line.give(piece, uses);
+                self.lines[plan.line as usize].give(piece, uses);
+            } else if stuck(addr, len) {
+                held.push(Stale {
+                    id: u64::MAX,
+                    addr,
+                    len,
+                    line: plan.line,
+                    node: piece,
+                });
             } else {
-                line.give_gap(piece);
+                self.lines[plan.line as usize].give_gap(piece);
             }
         }
     }

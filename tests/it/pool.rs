@@ -1,0 +1,611 @@
+//! Budget, policies, recycling, look-ahead, waiting, and threads.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use granule::driver::{Call, DriverCode};
+use granule::units::{GIB, MIB};
+use granule::{Arena, ArenaConfig, Error, Limit, Policy, Pool, PoolConfig};
+
+use crate::support::{On, Rig, audit, check_extents, eventually, head, small_granules};
+
+fn impatient(budget: u64) -> PoolConfig {
+    PoolConfig {
+        wait: Duration::ZERO,
+        ..small_granules(budget)
+    }
+}
+
+fn a_static_pool_takes_all_at_once_and_never_asks_again(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(68 * MIB).policy(Policy::Static));
+    let stats = audit(&pool);
+    assert_eq!(
+        (stats.floor, stats.created, stats.idle),
+        (64 * MIB, 64 * MIB, 64 * MIB)
+    );
+    let before = rig.counts();
+    let mut arena = Arena::new(&pool, 256 * MIB).unwrap();
+    for to in [1, 20 * MIB, 64 * MIB] {
+        arena.grow(to).unwrap();
+        audit(&pool);
+    }
+    arena.grow(64 * MIB + 1).unwrap_err();
+    arena.shrink(0).unwrap();
+    assert_eq!(pool.trim(0).unwrap(), 0);
+    assert_eq!(
+        rig.calls(&before, Call::Create) + rig.calls(&before, Call::Release),
+        0
+    );
+    assert_eq!(audit(&pool).idle, 64 * MIB);
+    drop((arena, pool));
+    rig.assert_nothing_left();
+}
+
+fn a_dynamic_pool_keeps_nothing_idle(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(64 * MIB).policy(Policy::Dynamic));
+    let mut arena = Arena::new(&pool, 64 * MIB).unwrap();
+    arena.grow(50 * MIB).unwrap();
+    arena.shrink(10 * MIB).unwrap();
+    let stats = audit(&pool);
+    assert_eq!((stats.idle, stats.created), (0, stats.mapped));
+    arena.shrink(0).unwrap();
+    assert_eq!(audit(&pool).created, 0);
+    assert_eq!(rig.left().granules, 0);
+}
+
+fn a_hybrid_pool_keeps_its_base_and_idle_up_to_the_watermark(on: On) {
+    let rig = Rig::new(on);
+    let config = PoolConfig {
+        watermark: Some(32 * MIB),
+        ..small_granules(128 * MIB).policy(Policy::Hybrid { base: 10 * MIB })
+    };
+    let pool = rig.pool(config);
+    assert_eq!(
+        audit(&pool).created,
+        16 * MIB,
+        "the base is rounded up to granules"
+    );
+    let mut arena = Arena::new(&pool, 128 * MIB).unwrap();
+    arena.grow(128 * MIB).unwrap();
+    arena.shrink(0).unwrap();
+    let stats = audit(&pool);
+    assert!(
+        stats.idle <= 32 * MIB && stats.created == stats.idle,
+        "{stats:?}"
+    );
+    assert!(stats.idle >= 16 * MIB);
+    pool.trim(0).unwrap();
+    assert_eq!(audit(&pool).created, 16 * MIB);
+    pool.set_watermark(u64::MAX);
+    arena.grow(128 * MIB).unwrap();
+    arena.shrink(0).unwrap();
+    assert_eq!(audit(&pool).idle, 128 * MIB);
+    assert_eq!(
+        pool.trim(100 * MIB).unwrap().next_multiple_of(16 * MIB),
+        32 * MIB
+    );
+}
+
+fn what_one_arena_gives_back_another_gets_without_a_create(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(64 * MIB).policy(Policy::Hybrid { base: 64 * MIB }));
+    let mut first = Arena::new(&pool, 64 * MIB).unwrap();
+    let second = Arena::new(&pool, 64 * MIB).unwrap();
+    first.grow(64 * MIB).unwrap();
+    rig.write(first.range(), 1);
+    let before = rig.counts();
+    first.shrink(0).unwrap();
+    second.grow(64 * MIB).unwrap();
+    assert_eq!(
+        rig.calls(&before, Call::Create) + rig.calls(&before, Call::Release),
+        0
+    );
+    let stats = audit(&pool);
+    assert_eq!((stats.created, stats.peak_created), (64 * MIB, 64 * MIB));
+    assert!(stats.recycled >= 8);
+    rig.write(second.range(), 2);
+    rig.check(second.range(), 2);
+}
+
+fn growth_within_what_is_mapped_makes_no_driver_call(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(64 * MIB));
+    let mut arena = Arena::new(&pool, 64 * MIB).unwrap();
+    arena.grow(33 * MIB).unwrap();
+    let mapped = arena.mapped();
+    rig.without_calls(|| {
+        arena.grow(mapped).unwrap();
+        arena.truncate(5).unwrap();
+        arena.extend(mapped - 5).unwrap();
+    });
+    assert_eq!(arena.len(), mapped);
+}
+
+fn handed_over_memory_is_zeroed_when_asked(on: On) {
+    let rig = Rig::new(on);
+    let config = PoolConfig {
+        zero_on_handover: true,
+        ..small_granules(64 * MIB).policy(Policy::Hybrid { base: 64 * MIB })
+    };
+    let pool = rig.pool(config);
+    let stream = rig.device.create_stream().unwrap();
+    for on_stream in [false, true] {
+        let mut first = Arena::new(&pool, 64 * MIB).unwrap();
+        first.grow(40 * MIB).unwrap();
+        rig.write(first.range(), 1);
+        first.shrink(0).unwrap();
+        let second = Arena::new(&pool, 64 * MIB).unwrap();
+        if on_stream {
+            second.grow_on(40 * MIB, &stream).unwrap();
+            stream.synchronize().unwrap();
+        } else {
+            second.grow(40 * MIB).unwrap();
+        }
+        rig.check_zero(second.range());
+        rig.write(second.range(), 2);
+    }
+}
+
+/// The pool unmapped granules whose zeroing was still queued, where a growth had mapped more than
+/// was asked for.
+fn memory_is_not_taken_back_under_its_own_zeroing(on: On) {
+    let rig = Rig::new(on);
+    let config = PoolConfig {
+        zero_on_handover: true,
+        largest_granule: 2 * MIB,
+        ..PoolConfig::with_budget(96 * MIB).granule(2 * MIB)
+    };
+    let pool = rig.pool(PoolConfig {
+        watermark: Some(u64::MAX),
+        ..config
+    });
+    let stream = rig.device.create_stream().unwrap();
+    let mut dirty = Arena::new(&pool, 96 * MIB).unwrap();
+    dirty.grow(96 * MIB).unwrap();
+    dirty.shrink(0).unwrap();
+    let mut arena = Arena::new(&pool, 96 * MIB).unwrap();
+    arena.grow_on(40 * MIB, &stream).unwrap();
+    let hold = stream.hold().unwrap();
+    arena.grow_on(60 * MIB, &stream).unwrap();
+    // Says that nothing uses the tail; the zeroing does.
+    let releaser = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        drop(hold);
+    });
+    pool.trim(0).unwrap();
+    arena.shrink_after(40 * MIB, &[]).unwrap();
+    stream.synchronize().unwrap();
+    releaser.join().unwrap();
+    assert!(!rig.is_lost());
+    drop((arena, dirty, pool, stream));
+    rig.assert_nothing_left();
+}
+
+fn a_truncated_tail_is_another_arenas_memory_when_it_is_needed(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(impatient(64 * MIB));
+    let mut first = Arena::new(&pool, 64 * MIB).unwrap();
+    let second = Arena::new(&pool, 64 * MIB).unwrap();
+    first.grow(64 * MIB).unwrap();
+    rig.write(first.range(), 1);
+    first.truncate(20 * MIB).unwrap();
+    assert_eq!(audit(&pool).mapped, 64 * MIB, "truncating keeps the memory");
+    second.grow(32 * MIB).unwrap();
+    rig.write(second.range(), 2);
+    rig.check(head(&first, 20 * MIB), 1);
+    audit(&pool);
+    check_extents(&first);
+    second.grow(50 * MIB).unwrap_err();
+    first.grow(30 * MIB).unwrap();
+    rig.check(head(&first, 20 * MIB), 1);
+}
+
+fn a_truncated_tail_with_queued_work_stays_until_the_work_is_done(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(impatient(64 * MIB));
+    let mut first = Arena::new(&pool, 64 * MIB).unwrap();
+    let second = Arena::new(&pool, 64 * MIB).unwrap();
+    let stream = rig.device.create_stream().unwrap();
+    first.grow_on(64 * MIB, &stream).unwrap();
+    let hold = stream.hold().unwrap();
+    let last = first.range().sub(63 * MIB, MIB).unwrap();
+    rig.inner.fill(last, 1, stream.id()).unwrap();
+    first.truncate(0).unwrap();
+    let Err(Error::OutOfMemory(oom)) = second.grow(32 * MIB) else {
+        panic!("memory was taken from under queued work");
+    };
+    assert_eq!((oom.limit, oom.pending), (Limit::Budget, 64 * MIB));
+    assert_eq!(audit(&pool).pending, 64 * MIB);
+    drop(hold);
+    stream.synchronize().unwrap();
+    second.grow(32 * MIB).unwrap();
+    assert_eq!(
+        audit(&pool).pending,
+        32 * MIB,
+        "no more is taken than is needed"
+    );
+    pool.trim(0).unwrap();
+    assert_eq!(audit(&pool).pending, 0);
+    assert!(!rig.is_lost());
+}
+
+fn a_deferred_tail_comes_back_after_its_work(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(impatient(64 * MIB));
+    let mut first = Arena::new(&pool, 64 * MIB).unwrap();
+    let second = Arena::new(&pool, 64 * MIB).unwrap();
+    let stream = rig.device.create_stream().unwrap();
+    first.grow_on(64 * MIB, &stream).unwrap();
+    let hold = stream.hold().unwrap();
+    rig.inner.fill(first.range(), 1, stream.id()).unwrap();
+    let before = rig.counts();
+    for to in [48 * MIB, 32 * MIB, 16 * MIB, 16 * MIB, 8 * MIB] {
+        first.shrink_deferred(to).unwrap();
+        audit(&pool);
+    }
+    assert_eq!(rig.calls(&before, Call::Unmap), 0);
+    let stats = audit(&pool);
+    assert!(
+        stats.pending >= 48 * MIB && stats.mapped == 64 * MIB,
+        "{stats:?}"
+    );
+    let start = Instant::now();
+    let Err(Error::OutOfMemory(oom)) = second.grow(32 * MIB) else {
+        panic!("memory was taken from under queued work");
+    };
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!(oom.pending, stats.pending);
+    assert_eq!(pool.trim(0).unwrap(), 0);
+    drop(hold);
+    stream.synchronize().unwrap();
+    second.grow(48 * MIB).unwrap();
+    assert_eq!(audit(&pool).pending, 0);
+}
+
+fn an_allocation_waits_for_a_deferred_tail_when_allowed(on: On) {
+    let rig = Rig::new(on);
+    let config = PoolConfig {
+        wait: Duration::from_secs(20),
+        ..small_granules(64 * MIB)
+    };
+    let pool = rig.pool(config);
+    let mut first = Arena::new(&pool, 64 * MIB).unwrap();
+    let second = Arena::new(&pool, 64 * MIB).unwrap();
+    let stream = rig.device.create_stream().unwrap();
+    first.grow_on(64 * MIB, &stream).unwrap();
+    let hold = stream.hold().unwrap();
+    first.shrink_deferred(0).unwrap();
+    let releaser = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(30));
+        drop(hold);
+    });
+    second.grow(64 * MIB).unwrap();
+    releaser.join().unwrap();
+    audit(&pool);
+}
+
+/// The device, not the budget, was short: the pool gave up without waiting.
+fn an_allocation_waits_for_a_deferred_tail_when_the_device_is_full(on: On) {
+    let rig = Rig::new(on);
+    let config = PoolConfig {
+        wait: Duration::from_secs(20),
+        ..small_granules(GIB).policy(Policy::Dynamic)
+    };
+    let pool = rig.pool(config);
+    let mut first = Arena::new(&pool, 64 * MIB).unwrap();
+    let second = Arena::new(&pool, 64 * MIB).unwrap();
+    let stream = rig.device.create_stream().unwrap();
+    first.grow_on(64 * MIB, &stream).unwrap();
+    rig.fault.fail_above(64 * MIB);
+    let hold = stream.hold().unwrap();
+    first.shrink_deferred(0).unwrap();
+    let releaser = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(30));
+        drop(hold);
+    });
+    second.grow(64 * MIB).unwrap();
+    releaser.join().unwrap();
+    audit(&pool);
+}
+
+fn a_wait_for_memory_ends(on: On) {
+    let rig = Rig::new(on);
+    let config = PoolConfig {
+        wait: Duration::from_millis(50),
+        ..small_granules(64 * MIB)
+    };
+    let pool = rig.pool(config);
+    let mut first = Arena::new(&pool, 64 * MIB).unwrap();
+    let second = Arena::new(&pool, 64 * MIB).unwrap();
+    let stream = rig.device.create_stream().unwrap();
+    first.grow_on(64 * MIB, &stream).unwrap();
+    // Released by this thread only, after the allocation has returned.
+    let hold = stream.hold().unwrap();
+    first.shrink_deferred(0).unwrap();
+    let start = Instant::now();
+    assert!(second.grow(64 * MIB).unwrap_err().is_out_of_memory());
+    let took = start.elapsed();
+    assert!(
+        took >= Duration::from_millis(50) && took < Duration::from_secs(10),
+        "{took:?}"
+    );
+    drop(hold);
+    second.grow(64 * MIB).unwrap();
+}
+
+fn a_lower_budget_releases_idle_memory_and_tails(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(PoolConfig {
+        watermark: Some(u64::MAX),
+        ..small_granules(128 * MIB)
+    });
+    let mut arena = Arena::new(&pool, 128 * MIB).unwrap();
+    arena.grow(128 * MIB).unwrap();
+    rig.write(head(&arena, 24 * MIB), 1);
+    arena.shrink(64 * MIB).unwrap();
+    arena.truncate(24 * MIB).unwrap();
+    pool.set_budget(32 * MIB).unwrap();
+    let stats = audit(&pool);
+    assert!(
+        stats.created <= 32 * MIB && stats.budget == 32 * MIB,
+        "{stats:?}"
+    );
+    rig.check(head(&arena, 24 * MIB), 1);
+    arena.grow(64 * MIB).unwrap_err();
+    pool.set_budget(128 * MIB).unwrap();
+    arena.grow(128 * MIB).unwrap();
+    rig.check(head(&arena, 24 * MIB), 1);
+    assert_eq!(audit(&pool).peak_created, 128 * MIB);
+}
+
+fn the_floor_of_a_static_pool_follows_its_budget(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(64 * MIB).policy(Policy::Static));
+    for budget in [96, 20, 0, 8, 64] {
+        pool.set_budget(budget * MIB).unwrap();
+        let stats = audit(&pool);
+        assert_eq!(stats.floor, (budget - budget % 8) * MIB);
+        assert_eq!(stats.created, stats.floor);
+    }
+}
+
+fn a_failed_change_of_budget_leaves_a_static_pool_filled(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(64 * MIB).policy(Policy::Static));
+    rig.fault.fail(Call::Release, 3, DriverCode::UNKNOWN);
+    pool.set_budget(16 * MIB).unwrap_err();
+    rig.fault.fail_above(80 * MIB);
+    assert!(pool.set_budget(128 * MIB).unwrap_err().is_out_of_memory());
+    let stats = audit(&pool);
+    assert_eq!(
+        (stats.budget, stats.floor, stats.created),
+        (64 * MIB, 64 * MIB, 64 * MIB)
+    );
+}
+
+fn what_the_device_refuses_is_told_from_what_the_budget_refuses(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(impatient(GIB));
+    let arena = Arena::new(&pool, GIB).unwrap();
+    rig.fault.fail_above(48 * MIB);
+    let Err(Error::OutOfMemory(oom)) = arena.grow(100 * MIB) else {
+        panic!("not out of memory");
+    };
+    assert_eq!((oom.limit, oom.requested), (Limit::Device, 100 * MIB));
+    assert_eq!(arena.mapped(), 0);
+    audit(&pool);
+    arena.grow(48 * MIB).unwrap();
+    rig.fault.clear();
+    arena.grow(100 * MIB).unwrap();
+}
+
+fn idle_memory_is_released_for_what_does_not_fit_it(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(PoolConfig {
+        watermark: Some(u64::MAX),
+        ..small_granules(64 * MIB)
+    });
+    let mut small = Arena::new(&pool, 64 * MIB).unwrap();
+    for to in 1..=32 {
+        small.grow(to * 2 * MIB).unwrap();
+    }
+    small.shrink(0).unwrap();
+    let large = Arena::new(&pool, 64 * MIB).unwrap();
+    large.grow(64 * MIB).unwrap();
+    let stats = audit(&pool);
+    assert_eq!((stats.created, stats.peak_created), (64 * MIB, 64 * MIB));
+}
+
+fn spare_granules_are_made_ahead(on: On) {
+    let rig = Rig::new(on);
+    let config = PoolConfig {
+        spare: 16 * MIB,
+        ..small_granules(64 * MIB)
+    };
+    let pool = rig.pool(config);
+    eventually(|| pool.stats().idle == 16 * MIB).unwrap();
+    let before = rig.counts();
+    let arena = Arena::new(&pool, 64 * MIB).unwrap();
+    arena.grow(16 * MIB).unwrap();
+    eventually(|| pool.stats().idle == 16 * MIB).unwrap();
+    assert_eq!(rig.calls(&before, Call::Create), 2);
+    arena.grow(64 * MIB).unwrap();
+    assert_eq!(audit(&pool).created, 64 * MIB);
+    drop((arena, pool));
+    rig.assert_nothing_left();
+}
+
+fn a_look_ahead_makes_growth_a_bounds_check(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(256 * MIB));
+    let config = ArenaConfig::new(256 * MIB).look_ahead(32 * MIB);
+    let arena = Arena::with_config(&pool, &config).unwrap();
+    for step in 1..=12 {
+        eventually(|| arena.mapped() >= (step * 16 * MIB).min(256 * MIB)).unwrap();
+        arena.grow(step * 16 * MIB).unwrap();
+        rig.write(arena.range(), step);
+        rig.check(arena.range(), step);
+    }
+    eventually(|| arena.mapped() >= 12 * 16 * MIB + 16 * MIB).unwrap();
+    drop((arena, pool));
+    rig.assert_nothing_left();
+}
+
+fn what_was_mapped_ahead_is_given_up_when_another_needs_it(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(64 * MIB));
+    let config = ArenaConfig::new(64 * MIB).look_ahead(48 * MIB);
+    let greedy = Arena::with_config(&pool, &config).unwrap();
+    eventually(|| greedy.mapped() == 48 * MIB).unwrap();
+    let other = Arena::new(&pool, 64 * MIB).unwrap();
+    other.grow(60 * MIB).unwrap();
+    audit(&pool);
+}
+
+/// The worker waited for the fence of a deferred tail and kept everybody else from the arena.
+fn the_look_ahead_worker_does_not_wait_for_fences(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(128 * MIB));
+    let config = ArenaConfig::new(128 * MIB).look_ahead(16 * MIB);
+    let mut arena = Arena::with_config(&pool, &config).unwrap();
+    let stream = rig.device.create_stream().unwrap();
+    let other = rig.device.create_stream().unwrap();
+    arena.grow_on(64 * MIB, &stream).unwrap();
+    let hold = stream.hold().unwrap();
+    arena.shrink_deferred(8 * MIB).unwrap();
+    arena.grow_on(9 * MIB, &other).unwrap();
+    thread::sleep(Duration::from_millis(30));
+    let start = Instant::now();
+    arena.grow_on(40 * MIB, &other).unwrap();
+    arena.mapped();
+    assert!(start.elapsed() < Duration::from_secs(5));
+    drop(hold);
+}
+
+/// Growing, shrinking, dropping, trimming and looking ahead at once.
+fn threads_grow_and_shrink_at_once(on: On) {
+    let rig = Rig::new(on);
+    let config = PoolConfig {
+        spare: 16 * MIB,
+        wait: Duration::from_millis(1),
+        ..small_granules(256 * MIB)
+    };
+    let pool = rig.pool(config);
+    let stop = AtomicBool::new(false);
+    thread::scope(|s| {
+        for t in 0..4u64 {
+            let (pool, rig) = (&pool, &rig);
+            s.spawn(move || churn(rig, pool, t));
+        }
+        s.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                pool.trim(32 * MIB).unwrap();
+                let _ = pool.set_budget(200 * MIB);
+                let _ = pool.set_budget(256 * MIB);
+                assert!(pool.stats().is_consistent());
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        s.spawn(|| {
+            thread::sleep(Duration::from_millis(400));
+            stop.store(true, Ordering::Relaxed);
+        });
+    });
+    assert!(pool.stats().peak_created <= 256 * MIB);
+    eventually(|| pool.audit().is_ok()).unwrap();
+    assert_eq!(audit(&pool).mapped, 0);
+    drop(pool);
+    rig.assert_nothing_left();
+}
+
+fn churn(rig: &Rig, pool: &Pool, t: u64) {
+    let start = Instant::now();
+    let mut random = t + 1;
+    while start.elapsed() < Duration::from_millis(300) {
+        let config = ArenaConfig::new(128 * MIB).look_ahead((t % 2) * 8 * MIB);
+        let mut arena = Arena::with_config(pool, &config).unwrap();
+        let stream = rig.device.create_stream().unwrap();
+        for _ in 0..10 {
+            random = granule::driver::pattern_word(random, t);
+            let to = random % (100 * MIB);
+            let grown = match random >> 60 & 1 {
+                0 => arena.grow(to),
+                _ => arena.grow_on(to, &stream),
+            };
+            match grown {
+                Ok(()) => {
+                    let head = head(&arena, arena.len() / 8 * 8);
+                    if let Some(first) = head.sub(0, 8.min(head.len())).filter(|r| !r.is_empty()) {
+                        rig.inner.fill(first, 1, stream.id()).unwrap();
+                    }
+                }
+                Err(error) => assert!(error.is_out_of_memory(), "{error}"),
+            }
+            let to = (random >> 32) % (100 * MIB);
+            match random >> 61 & 3 {
+                0 => arena.shrink(to).unwrap(),
+                1 => arena.shrink_deferred(to).unwrap(),
+                2 => arena.truncate(to).unwrap(),
+                _ => arena.try_shrink(to).unwrap(),
+            }
+        }
+        if random & 1 == 0 {
+            arena.close().unwrap();
+        }
+    }
+}
+
+/// Each thread shrinks what another one waits for.
+fn transactions_of_several_threads_do_not_lock_each_other(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(512 * MIB));
+    let arenas: Vec<Arena> = (0..4)
+        .map(|_| Arena::new(&pool, 128 * MIB).unwrap())
+        .collect();
+    thread::scope(|s| {
+        for t in 0..4usize {
+            let arenas = &arenas;
+            s.spawn(move || {
+                for i in 0..100u64 {
+                    let (a, b) = (&arenas[t], &arenas[(t + 1) % 4]);
+                    let to = (i % 60) * MIB;
+                    Arena::grow_all(&[(a, to), (b, to)]).unwrap();
+                    Arena::grow_all(&[(b, to + 1), (a, to)]).unwrap();
+                    a.try_shrink(to / 2).unwrap();
+                }
+            });
+        }
+    });
+    arenas.iter().for_each(check_extents);
+    audit(&pool);
+}
+
+on_each_driver! {
+    a_static_pool_takes_all_at_once_and_never_asks_again
+    a_dynamic_pool_keeps_nothing_idle
+    a_hybrid_pool_keeps_its_base_and_idle_up_to_the_watermark
+    what_one_arena_gives_back_another_gets_without_a_create
+    growth_within_what_is_mapped_makes_no_driver_call
+    handed_over_memory_is_zeroed_when_asked
+    memory_is_not_taken_back_under_its_own_zeroing
+    a_truncated_tail_is_another_arenas_memory_when_it_is_needed
+    a_truncated_tail_with_queued_work_stays_until_the_work_is_done
+    a_deferred_tail_comes_back_after_its_work
+    an_allocation_waits_for_a_deferred_tail_when_allowed
+    an_allocation_waits_for_a_deferred_tail_when_the_device_is_full
+    a_wait_for_memory_ends
+    a_lower_budget_releases_idle_memory_and_tails
+    the_floor_of_a_static_pool_follows_its_budget
+    a_failed_change_of_budget_leaves_a_static_pool_filled
+    what_the_device_refuses_is_told_from_what_the_budget_refuses
+    idle_memory_is_released_for_what_does_not_fit_it
+    spare_granules_are_made_ahead
+    a_look_ahead_makes_growth_a_bounds_check
+    what_was_mapped_ahead_is_given_up_when_another_needs_it
+    the_look_ahead_worker_does_not_wait_for_fences
+    threads_grow_and_shrink_at_once
+    transactions_of_several_threads_do_not_lock_each_other
+}
