@@ -12,6 +12,7 @@ use super::Shared;
 use super::block::{Block, no_block};
 use super::config::HeapConfig;
 use super::core::{self, Stale};
+use super::quick::{Kept, Quick};
 use super::retire::GRACE;
 use crate::driver::{DriverResult, PhysId};
 use crate::pool::{Granule, Held, Holder, Pool};
@@ -40,6 +41,7 @@ pub(super) struct Lane {
 pub(super) struct State {
     pub(super) core: core::Lane,
     pub(super) granules: Granules,
+    pub(super) quick: Quick,
     /// Uses of live blocks by other streams, by address.
     uses: HashMap<u64, Vec<Use>>,
     pub(super) limbo: Vec<Limbo>,
@@ -60,9 +62,46 @@ pub(super) struct State {
 }
 
 impl State {
+    /// A block from mapped memory.
+    #[inline]
+    fn hit(&mut self, size: u64, align: u64) -> Option<core::Block> {
+        self.counts.allocs += 1;
+        let (kept, out) = self.quick.take(size, align);
+        if let Some(kept) = kept {
+            self.core.revive(kept.hint, kept.addr);
+            return Some(core::Block {
+                addr: kept.addr,
+                len: kept.len,
+                uses: 0,
+                hint: kept.hint,
+            });
+        }
+        if let Some(out) = out {
+            self.file(out);
+        }
+        let found = self.core.alloc(size, align)?;
+        self.quick.placed(found.len, found.addr);
+        Some(found)
+    }
+
+    /// Frees a kept block in the books.
+    fn file(&mut self, kept: Kept) {
+        self.quick.disturbed();
+        self.core.revive(kept.hint, kept.addr);
+        self.core.free_hinted(kept.addr, kept.hint, &mut ());
+    }
+
+    /// Frees every kept block in the books.
+    pub(super) fn flush(&mut self) {
+        for kept in self.quick.drain() {
+            self.file(kept);
+        }
+    }
+
     /// Files a freed block that no other stream uses any more.
     pub(super) fn unlimbo(&mut self, one: &Limbo) {
         self.limbo_bytes -= one.len;
+        self.quick.disturbed();
         self.frees += 1;
         self.core.mark(one.addr, 0);
         self.core.free_hinted(one.addr, one.hint, &mut ());
@@ -199,6 +238,7 @@ impl Lane {
             state: Mutex::new(State {
                 core,
                 granules: Granules::default(),
+                quick: Quick::default(),
                 uses: HashMap::new(),
                 limbo: Vec::new(),
                 limbo_bytes: 0,
@@ -243,11 +283,7 @@ impl Lane {
 
     /// A block of `len` bytes, which are rounded to `size`.
     pub(super) fn alloc(self: &Arc<Self>, len: u64, size: u64, align: u64) -> Result<Block> {
-        let hit = {
-            let mut state = self.state.lock();
-            state.counts.allocs += 1;
-            state.core.alloc(size, align)
-        };
+        let hit = self.state.lock().hit(size, align);
         let found = match hit {
             Some(found) => found,
             None => self.miss(size, align)?,
@@ -263,10 +299,10 @@ impl Lane {
     /// Frees the block at an address. `hint` saves a look-up and may be wrong.
     pub(super) fn free(&self, addr: Va, hint: u32) -> Result<()> {
         let mut state = self.state.lock();
-        let found = state.core.block_hinted(addr.get(), hint);
-        let Some(found) = found.filter(|b| b.uses != FREED) else {
-            let inside = found.is_none() && state.core.is_inside(addr.get());
-            return Err(no_block(addr, inside));
+        // Marked as freed in the books, where a second free will see it.
+        let Some(found) = state.core.retain(addr.get(), hint, FREED) else {
+            let inside = state.core.block(addr.get()).is_none();
+            return Err(no_block(addr, inside && state.core.is_inside(addr.get())));
         };
         // Nearly always empty: only memory shared between streams has entries.
         let uses = match state.uses.is_empty() {
@@ -276,10 +312,16 @@ impl Lane {
         match uses {
             None => {
                 state.frees += 1;
-                state.core.free_hinted(addr.get(), found.hint, &mut ());
+                let kept = Kept {
+                    addr: found.addr,
+                    len: found.len,
+                    hint: found.hint,
+                };
+                if let Some(out) = state.quick.keep(kept) {
+                    state.file(out);
+                }
             }
             Some(uses) => {
-                state.core.mark(addr.get(), FREED);
                 state.limbo_bytes += found.len;
                 state.limbo.push(Limbo {
                     addr: addr.get(),

@@ -106,6 +106,7 @@ impl Lane {
         let ceiling = attempt.refused.as_ref().map_or(u64::MAX, |r| r.1);
         let heap = self.heap();
         let mut state = self.state.lock();
+        state.flush();
         if let Some(found) = state.core.alloc(size, align) {
             return Outcome::Found(found);
         }
@@ -259,6 +260,7 @@ impl Lane {
         };
         let mut guard = self.state.lock();
         let state = &mut *guard;
+        state.quick.disturbed();
         let mut fresh = done.granules.into_iter();
         let mut stale = Vec::new();
         let granules = &mut state.granules;
@@ -490,6 +492,7 @@ impl State {
     fn abandon(&mut self, plan: Plan, released: usize, mut stuck: Vec<Stuck>, after: &After) {
         self.in_hand -= 1;
         self.frees += 1;
+        self.quick.disturbed();
         let mut held = Vec::new();
         let is_in = |one: &Stuck, addr: u64, len: u64| {
             let place = VaRange::new(Va::new(addr), len);

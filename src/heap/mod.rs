@@ -15,6 +15,7 @@ mod config;
 mod core;
 mod lane;
 mod miss;
+mod quick;
 mod retire;
 
 pub use block::Block;
@@ -252,9 +253,9 @@ impl Heap {
         for lane in self.shared.lanes.read().iter() {
             let state = lane.state.lock();
             let core = state.core.stats();
-            sum.live += core.live;
+            sum.live += core.live - state.quick.bytes();
             sum.live_peak += core.live_peak;
-            sum.blocks += core.blocks;
+            sum.blocks += core.blocks - state.quick.blocks();
             sum.held += core.held;
             sum.held_peak += state.counts.held_peak;
             sum.granules += core.granules;

@@ -151,6 +151,7 @@ impl Lane {
         self.retire();
         let (idle, frees, known) = {
             let mut state = self.state.lock();
+            state.flush();
             let frees = state.frees;
             // Nothing was freed since, so all that is free was free before that fence.
             let known = state.calm.take().filter(|(_, at)| *at == frees);
@@ -171,6 +172,7 @@ impl Lane {
             let unmapped = passed && self.unmap(one.addr, one.len);
             let mut state = self.state.lock();
             if !unmapped {
+                state.quick.disturbed();
                 state.core.kept(one, &mut ());
                 continue;
             }

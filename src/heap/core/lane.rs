@@ -210,22 +210,6 @@ impl Lane {
         })
     }
 
-    /// As `block`, with the hint that came with it. A wrong hint does no harm.
-    #[inline]
-    #[must_use]
-    pub fn block_hinted(&self, addr: u64, hint: u32) -> Option<Block> {
-        let (line, start) = self.locate(addr)?;
-        match self.lines[line as usize].nodes().get(hint as usize) {
-            Some(n) if n.start == start && n.state == State::Live => Some(Block {
-                addr,
-                len: u64::from(n.len) * UNIT,
-                uses: n.uses,
-                hint,
-            }),
-            _ => self.block(addr),
-        }
-    }
-
     /// Whether an address lies inside a live block.
     #[must_use]
     pub fn is_inside(&self, addr: u64) -> bool {
@@ -234,6 +218,37 @@ impl Lane {
         };
         let mut live = self.lines[line as usize].nodes().iter();
         live.any(|n| n.state == State::Live && (n.start..n.start + n.len).contains(&start))
+    }
+
+    /// Puts `mark` on the live, unmarked block that starts at an address; `None` if there is none or it
+    /// has a mark.
+    #[inline]
+    pub fn retain(&mut self, addr: u64, hint: u32, mark: u32) -> Option<Block> {
+        let (line, start) = self.locate(addr)?;
+        let at = match self.lines[line as usize].nodes().get(hint as usize) {
+            Some(n) if n.start == start && n.state == State::Live => hint,
+            _ => self.node_at(addr)?.1,
+        };
+        let n = self.lines[line as usize].node(at);
+        if n.uses != 0 {
+            return None;
+        }
+        let len = u64::from(n.len) * UNIT;
+        self.lines[line as usize].set_uses(at, mark);
+        Some(Block {
+            addr,
+            len,
+            uses: mark,
+            hint: at,
+        })
+    }
+
+    /// Takes the mark off a block that `retain` gave.
+    #[inline]
+    pub fn revive(&mut self, hint: u32, addr: u64) {
+        if let Some((line, _)) = self.locate(addr) {
+            self.lines[line as usize].set_uses(hint, 0);
+        }
     }
 
     /// Marks who else may use a live block. False if no block starts there.
