@@ -70,6 +70,11 @@ impl Stream {
         &**self.inner.device.driver()
     }
 
+    /// Whether this is the only handle left.
+    pub(crate) fn is_last(&self) -> bool {
+        Arc::strong_count(&self.inner) == 1
+    }
+
     /// A fence behind all work queued so far. Does not block.
     ///
     /// # Errors

@@ -52,15 +52,16 @@ pub struct HeapConfig {
     pub slack: u32,
     /// Addresses reserved for each stream; four times the pool's budget by default, at most 1 TiB.
     pub addresses: Option<u64>,
-    /// Granules that may be mapped at two addresses at once, waiting for a fence; 64 by default. At
-    /// the bound an allocation waits for the oldest. 0 waits before every remap and unmaps at once,
-    /// so that a use after free faults.
+    /// Granules that may be mapped at two addresses at once for each stream, waiting for a fence; 64
+    /// by default (one allocation may pass it when there are no others). At the bound an allocation
+    /// waits for the oldest, and takes new memory when that lasts too long. 0 waits before every
+    /// remap and unmaps at once, so that a use after free faults.
     pub aliases: usize,
     /// How long an allocation may wait for work to finish when nothing else is left; one second by
-    /// default, zero for never. Waiting can deadlock if the work needs something this thread has
+    /// default. Zero is never, but for 10 ms in which calls of other threads may end. Waiting can deadlock if the work needs something this thread has
     /// yet to launch.
     pub wait: Duration,
-    /// Most bytes this heap may hold; the pool's budget by default.
+    /// Most bytes this heap may hold, over all its streams; the pool's budget by default.
     pub limit: Option<u64>,
 }
 

@@ -8,12 +8,12 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use super::Shared;
 use super::block::{Block, no_block};
 use super::config::HeapConfig;
 use super::core::{self, Stale};
 use super::quick::{Kept, Quick};
 use super::retire::GRACE;
+use super::{HeapStats, Shared};
 use crate::driver::{DriverResult, PhysId};
 use crate::pool::{Granule, Held, Holder, Pool};
 use crate::space::Reservation;
@@ -21,6 +21,9 @@ use crate::stream::{Fence, Stream};
 use crate::sync::Mutex;
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
+
+/// Recorded uses of one block from which on it is seen which have passed.
+const CROWD: usize = 16;
 
 /// Mark of a block in the core that has been freed and waits for other streams.
 const FREED: u32 = 1;
@@ -43,7 +46,7 @@ pub(super) struct State {
     pub(super) granules: Granules,
     pub(super) quick: Quick,
     /// Uses of live blocks by other streams, by address.
-    uses: HashMap<u64, Vec<Use>>,
+    pub(super) uses: HashMap<u64, Vec<Use>>,
     pub(super) limbo: Vec<Limbo>,
     pub(super) limbo_bytes: u64,
     /// Old addresses of moved granules, oldest first.
@@ -376,10 +379,43 @@ impl Lane {
             (Use::Stream(a), Use::Stream(b)) => a == b,
             _ => false,
         };
-        if !list.iter().any(known) {
-            list.push(one);
+        if list.iter().any(known) {
+            return Ok(());
+        }
+        list.push(one);
+        let crowded = list.len() >= CROWD && list.len().is_power_of_two();
+        drop(state);
+        if crowded {
+            self.prune_uses(addr.get());
         }
         Ok(())
+    }
+
+    /// Adds this lane's figures.
+    pub(super) fn add_to(&self, sum: &mut HeapStats) {
+        let state = self.state.lock();
+        let core = state.core.stats();
+        sum.live += core.live - state.quick.bytes();
+        sum.live_peak += core.live_peak;
+        sum.blocks += core.blocks - state.quick.blocks();
+        sum.held += core.held;
+        sum.held_peak += state.counts.held_peak;
+        sum.granules += core.granules;
+        sum.idle += core.idle;
+        sum.limbo += state.limbo_bytes;
+        sum.aliases += state.stale.len() as u64;
+        sum.allocs += state.counts.allocs;
+        sum.misses += state.counts.misses;
+        sum.remaps += state.counts.remaps;
+        sum.creates += state.counts.creates;
+        sum.host_waits += state.counts.host_waits;
+        sum.device_waits += state.counts.device_waits;
+        sum.failures += state.counts.failures;
+        sum.broken += state
+            .broken
+            .iter()
+            .map(|b| b.stuck.len() as u64)
+            .sum::<u64>();
     }
 
     /// Recounts the books.

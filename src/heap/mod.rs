@@ -44,6 +44,11 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 /// without waiting for their queued work, and their old mapping goes when its fence has passed; only
 /// what is still missing is created. Live blocks never move.
 ///
+/// # End
+///
+/// Blocks keep their memory, also when the heap is dropped first. What is dropped last waits for the
+/// streams that may still use the memory, then returns it.
+///
 /// # Threads
 ///
 /// All methods may be called from any thread. Each stream has a lock of its own, held for
@@ -75,6 +80,8 @@ struct Shared {
     lanes: RwLock<Vec<Arc<Lane>>>,
     /// Bytes that the lanes hold or are about to create.
     held: Mutex<u64>,
+    /// What lanes did that are gone.
+    past: Mutex<HeapStats>,
 }
 
 /// Figures of a heap at one moment, over all its streams. Sizes in bytes.
@@ -156,6 +163,7 @@ impl Heap {
                 config,
                 lanes: RwLock::new(Vec::new()),
                 held: Mutex::new(0),
+                past: Mutex::new(HeapStats::default()),
             }),
         })
     }
@@ -249,32 +257,9 @@ impl Heap {
     /// Figures of this moment.
     #[must_use]
     pub fn stats(&self) -> HeapStats {
-        let mut sum = HeapStats::default();
-        for lane in self.shared.lanes.read().iter() {
-            let state = lane.state.lock();
-            let core = state.core.stats();
-            sum.live += core.live - state.quick.bytes();
-            sum.live_peak += core.live_peak;
-            sum.blocks += core.blocks - state.quick.blocks();
-            sum.held += core.held;
-            sum.held_peak += state.counts.held_peak;
-            sum.granules += core.granules;
-            sum.idle += core.idle;
-            sum.limbo += state.limbo_bytes;
-            sum.aliases += state.stale.len() as u64;
-            sum.allocs += state.counts.allocs;
-            sum.misses += state.counts.misses;
-            sum.remaps += state.counts.remaps;
-            sum.creates += state.counts.creates;
-            sum.host_waits += state.counts.host_waits;
-            sum.device_waits += state.counts.device_waits;
-            sum.failures += state.counts.failures;
-            sum.broken += state
-                .broken
-                .iter()
-                .map(|b| b.stuck.len() as u64)
-                .sum::<u64>();
-        }
+        let lanes = self.shared.lanes.read();
+        let mut sum = *self.shared.past.lock();
+        lanes.iter().for_each(|lane| lane.add_to(&mut sum));
         sum
     }
 
@@ -329,6 +314,7 @@ impl Shared {
                 owner: "device",
             });
         }
+        self.drop_bare_lanes();
         // Reserved without the lock; a lane that somebody else was quicker with goes again.
         let fresh = Lane::new(self, &self.pool, &self.config, stream)?;
         let mut lanes = self.lanes.write();
@@ -338,6 +324,36 @@ impl Shared {
         }
         lanes.push(fresh.clone());
         Ok(fresh)
+    }
+
+    /// Lets go of lanes whose stream and blocks are gone for everybody else. Programs that use a
+    /// stream once would run out of addresses.
+    fn drop_bare_lanes(&self) {
+        let is_orphan = |lane: &&Arc<Lane>| Arc::strong_count(lane) == 1 && lane.stream().is_last();
+        if !self.lanes.read().iter().any(|lane| is_orphan(&lane)) {
+            return;
+        }
+        let orphans: Vec<Arc<Lane>> = {
+            let lanes = self.lanes.read();
+            lanes.iter().filter(is_orphan).cloned().collect()
+        };
+        for lane in &orphans {
+            lane.give_back_idle(u64::MAX, retire::GRACE);
+        }
+        drop(orphans);
+        let bare: Vec<Arc<Lane>> = {
+            let mut lanes = self.lanes.write();
+            let (bare, kept) = std::mem::take(&mut *lanes)
+                .into_iter()
+                .partition(|lane| is_orphan(&lane) && lane.is_bare());
+            *lanes = kept;
+            let mut past = self.past.lock();
+            bare.iter()
+                .for_each(|lane: &Arc<Lane>| lane.add_to(&mut past));
+            bare
+        };
+        // Without the lock: this waits for the streams' last work and calls the driver.
+        drop(bare);
     }
 
     /// Gives idle granules of all lanes back to the pool; the bytes.

@@ -41,15 +41,56 @@ impl Lane {
         }
         let waiting = fence_uses(self.take_limbo());
         let started = Instant::now();
+        // Blocks freed one after another mostly wait for the same fence.
+        let mut last: Option<(Fence, bool)> = None;
+        let mut has_passed = |fence: &Fence| match &last {
+            Some((known, passed)) if known.is_same(fence) => *passed,
+            _ => {
+                let passed = passes_within(fence, grace.saturating_sub(started.elapsed()));
+                last = Some((fence.clone(), passed));
+                passed
+            }
+        };
         let passed = |one: &Limbo| {
             one.uses.iter().all(|used| match used {
-                Use::Fence(f) => passes_within(f, grace.saturating_sub(started.elapsed())),
+                Use::Fence(fence) => has_passed(fence),
                 Use::Stream(_) => false,
             })
         };
         let (freed, kept): (Vec<Limbo>, Vec<Limbo>) = waiting.into_iter().partition(passed);
         self.put_limbo(&freed, kept);
         freed.len()
+    }
+
+    /// Forgets recorded fences of a live block that have passed.
+    pub(super) fn prune_uses(&self, addr: u64) {
+        let passed: Vec<Fence> = {
+            let state = self.state.lock();
+            let uses = state.uses.get(&addr).into_iter().flatten();
+            let fences = uses.filter_map(|used| match used {
+                Use::Fence(fence) => Some(fence.clone()),
+                Use::Stream(_) => None,
+            });
+            fences.collect()
+        };
+        let passed: Vec<Fence> = passed.into_iter().filter(is_done).collect();
+        let keeps = |used: &Use| match used {
+            Use::Fence(fence) => !passed.iter().any(|p| p.is_same(fence)),
+            Use::Stream(_) => true,
+        };
+        if let Some(uses) = self.state.lock().uses.get_mut(&addr) {
+            uses.retain(keeps);
+        }
+    }
+
+    /// Whether nothing is held here, so that nobody would miss this lane.
+    pub(super) fn is_bare(&self) -> bool {
+        let state = self.state.lock();
+        let core = state.core.stats();
+        core.held == 0
+            && state.limbo.is_empty()
+            && state.stale.is_empty()
+            && state.broken.is_empty()
     }
 
     /// Unmaps old mappings whose fences have passed; how many.

@@ -36,6 +36,9 @@ on_each_driver! {
     dropping_a_heap_waits_for_work_on_its_memory
     an_impossible_size_fails_at_once
     trimming_after_all_frees_returns_everything
+    streams_that_are_used_once_leave_nothing_behind
+    a_block_with_many_recorded_fences_keeps_few
+    blocks_outlive_their_heap
 }
 
 /// An allocator said out of memory although a block was only waiting for an event; the same call
@@ -475,6 +478,61 @@ fn trimming_after_all_frees_returns_everything(on: On) {
     yard.pool.trim(0).unwrap();
     assert_eq!(yard.pool.stats().created, 0);
     yard.audit();
+    yard.end();
+}
+
+/// A reservation for each stream that ever was used up the address space.
+fn streams_that_are_used_once_leave_nothing_behind(on: On) {
+    let yard = Yard::new(on, 64 * MIB, HeapConfig::default(), 0);
+    for round in 0..100 {
+        let stream = yard.rig.device.create_stream().unwrap();
+        let block = yard.heap.alloc(8 * MIB, &stream).unwrap();
+        super::yard::write(&yard.rig, block.range(), round, &stream);
+        let word = yard.words.of(0);
+        super::yard::check(&yard.rig, block.range(), round, &stream, word);
+        drop(block);
+        stream.synchronize().unwrap();
+        // Memory of idle streams, 64 MiB of it, is shared by all of them.
+        assert!(yard.pool.stats().created <= 64 * MIB);
+    }
+    let left = yard.rig.left();
+    assert!(left.reservations < 50 && left.streams < 50, "{left:?}");
+    let stats = yard.heap.stats();
+    assert_eq!((stats.allocs, stats.misses, stats.failures), (100, 100, 0));
+    yard.audit();
+    yard.end();
+}
+
+/// A weight that is read in each step recorded an event each time, for ever.
+fn a_block_with_many_recorded_fences_keeps_few(on: On) {
+    let yard = Yard::new(on, 64 * MIB, HeapConfig::default(), 2);
+    let weights = yard.filled(8 * MIB, 0, 1);
+    yard.order(0, 1);
+    for _ in 0..500 {
+        yard.check(&weights, 1, 1);
+        let fence = yard.streams[1].fence().unwrap();
+        weights.record_fence(&fence).unwrap();
+        fence.wait().unwrap();
+    }
+    assert!(yard.rig.left().events < 40, "{:?}", yard.rig.left());
+    drop(weights);
+    yard.audit();
+    yard.end();
+}
+
+/// Memory went with its heap although blocks of it were in use.
+fn blocks_outlive_their_heap(on: On) {
+    let mut yard = Yard::new(on, 64 * MIB, HeapConfig::default(), 1);
+    let block = yard.filled(8 * MIB, 0, 1);
+    let raw = yard.alloc(MIB, 0).into_raw();
+    yard.heap = granule::Heap::new(&yard.pool, HeapConfig::default()).unwrap();
+    assert!(yard.heap.free_raw(raw).is_err());
+    yard.check(&block, 1, 0);
+    yard.write(&block, 2, 0);
+    yard.check(&block, 2, 0);
+    yard.audit();
+    drop(block);
+    assert_eq!(yard.pool.stats().mapped, 0);
     yard.end();
 }
 
