@@ -20,6 +20,7 @@ on_each_driver! {
     without_aliases_an_allocation_waits_before_it_remaps
     memory_changes_hands_many_times_behind_one_hold
     a_granule_that_moved_can_move_again_behind_the_same_hold
+    memory_that_must_leave_waits_for_its_work_first
 }
 
 /// Small granules, and no wait.
@@ -248,4 +249,52 @@ fn a_granule_that_moved_can_move_again_behind_the_same_hold(on: On) {
     yard.audit();
     drop((hold, d, k, m));
     yard.end();
+}
+
+/// A hole of 6 MiB and a free granule of 8: it must be released before its bytes can fill the hole.
+fn memory_that_must_leave_waits_for_its_work_first(on: On) {
+    for (wait, hold) in [(Duration::ZERO, true), (Duration::from_secs(10), false)] {
+        let config = HeapConfig {
+            granule_max: 16 * MIB,
+            wait,
+            ..config(64)
+        };
+        let yard = Yard::new(on, 26 * MIB, config, 1);
+        let run = yard.filled(8 * MIB, 0, 1);
+        let hole = yard.filled(6 * MIB, 0, 2);
+        let kept = yard.filled(2 * MIB, 0, 3);
+        drop(hole);
+        let moved = yard.filled(8 * MIB, 0, 4);
+        yard.sync();
+        let long = yard.filled(8 * MIB, 0, 5);
+        let spin = Kernel::Spin { nanos: 5_000_000 };
+        yard.rig.inner.launch(spin, yard.streams[0].id()).unwrap();
+        let hold = hold.then(|| yard.streams[0].hold().unwrap());
+        for (block, seed) in [(&run, 11), (&long, 12)] {
+            yard.write(block, seed, 0);
+            yard.check(block, seed, 0);
+        }
+        drop((run, long));
+        let before = yard.rig.counts();
+        let new = yard.heap.alloc(14 * MIB, &yard.streams[0]);
+        let releases = yard.rig.calls(&before, Call::Release);
+        match (&hold, &new) {
+            (Some(_), Err(error)) => {
+                assert!(error.is_out_of_memory(), "{error}");
+                assert_eq!(releases, 0);
+            }
+            (None, Ok(block)) => {
+                assert!(releases > 0);
+                assert!(yard.heap.stats().host_waits > 0);
+                yard.write(block, 13, 0);
+                yard.check(block, 13, 0);
+            }
+            other => panic!("{other:?}"),
+        }
+        yard.check(&kept, 3, 0);
+        yard.check(&moved, 4, 0);
+        yard.audit();
+        drop((hold, new, kept, moved));
+        yard.end();
+    }
 }

@@ -71,6 +71,7 @@ struct Setting {
     small: u64,
     wait_us: u64,
     zero: bool,
+    addresses: u64,
 }
 
 struct World {
@@ -90,6 +91,7 @@ impl World {
             small: setting.small,
             wait: Duration::from_micros(setting.wait_us),
             granule_max: 16 * MIB,
+            addresses: Some(setting.addresses),
             granule_min: 4 * MIB,
             ..HeapConfig::default()
         };
@@ -386,15 +388,18 @@ fn settings(unit: u64) -> impl Strategy<Value = Setting> {
         prop_oneof![Just(16 * KIB), Just(MIB)],
         prop_oneof![3 => Just(0u64), 1 => Just(300)],
         prop_oneof![3 => Just(false), 1 => Just(true)],
+        // Few addresses make holes that nothing on hand fits.
+        1u64..6,
     )
         .prop_map(
-            move |(budget, aliases, rounding, small, wait_us, zero)| Setting {
+            move |(budget, aliases, rounding, small, wait_us, zero, addresses)| Setting {
                 budget: budget * unit,
                 aliases,
                 rounding,
                 small,
                 wait_us,
                 zero,
+                addresses: addresses * budget * unit,
             },
         )
 }
