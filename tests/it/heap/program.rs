@@ -264,6 +264,13 @@ impl World {
                     self.copy(from, to, stream);
                 }
             }
+            _ => self.around(step),
+        }
+    }
+
+    /// What happens besides allocating and using.
+    fn around(&mut self, step: &Step) {
+        match *step {
             Step::Hold(stream) => {
                 let id = self.yard.streams[stream].id();
                 self.holds[stream].push(self.yard.rig.inner.hold(id).unwrap());
@@ -284,6 +291,7 @@ impl World {
             }
             Step::Fail(nth, code) => self.yard.rig.fault.fail_nth_overall(nth, CODES[code]),
             Step::Clear => self.yard.rig.fault.clear(),
+            _ => {}
         }
     }
 
