@@ -15,9 +15,9 @@ mod config;
 mod granule;
 
 use ahead::Ahead;
+pub(crate) use books::Held;
 pub use books::PoolStats;
 use books::{Admission, Books};
-pub(crate) use books::Held;
 pub(crate) use choose::Need;
 pub use config::{DEFAULT_GRANULE, DEFAULT_LARGEST_GRANULE, Policy, PoolConfig};
 pub(crate) use granule::Granule;
@@ -77,10 +77,11 @@ pub(crate) enum Effort {
 const BUSY: Duration = Duration::from_millis(10);
 
 /// A search for memory.
-#[derive(Clone, Copy)]
-struct Quest {
+struct Quest<'a> {
     /// Holders that ask, and so cannot be asked.
     asking: usize,
+    /// Gets memory back from those; what one of [`Holder::reclaim`] answers.
+    own: &'a mut dyn FnMut(u64) -> u64,
     requested: u64,
     effort: Effort,
     started: Instant,
@@ -257,28 +258,31 @@ impl Shared {
         (got, busy)
     }
 
-    /// Granules for all needs, one list a need, or nothing.
+    /// Granules for all needs, one list a need, or nothing. `own` gets memory back from the holders
+    /// that ask, which are busy asking.
     pub(crate) fn take_all(
         self: &Arc<Self>,
         needs: &[Need],
         effort: Effort,
+        own: &mut dyn FnMut(u64) -> u64,
     ) -> Result<Vec<Vec<Granule>>> {
         let requested = needs
             .iter()
             .fold(0u64, |sum, n| sum.saturating_add(n.bytes));
-        let quest = Quest {
+        let mut quest = Quest {
             asking: needs.len(),
+            own,
             requested,
             effort,
             started: Instant::now(),
         };
-        let admission = self.admit(needs, quest)?;
-        let result = self.carry_out(admission, quest);
+        let admission = self.admit(needs, &mut quest)?;
+        let result = self.carry_out(admission, &mut quest);
         self.top_up_later(self);
         result
     }
 
-    fn admit(&self, needs: &[Need], quest: Quest) -> Result<Admission> {
+    fn admit(&self, needs: &[Need], quest: &mut Quest<'_>) -> Result<Admission> {
         loop {
             let missing = match self.books.lock().admit(needs) {
                 Ok(admission) => return Ok(admission),
@@ -293,12 +297,12 @@ impl Shared {
 
     /// Gets memory back from holders, or lets some time pass in which it may come back; false when
     /// there is no more hope.
-    fn recover(&self, missing: u64, quest: Quest) -> bool {
+    fn recover(&self, missing: u64, quest: &mut Quest<'_>) -> bool {
         if quest.effort == Effort::Spare {
             return false;
         }
         let (got, busy) = self.reclaim(missing);
-        if got > 0 {
+        if got > 0 || (quest.own)(missing) > 0 {
             return true;
         }
         let waited = quest.started.elapsed();
@@ -317,7 +321,7 @@ impl Shared {
     fn carry_out(
         self: &Arc<Self>,
         admission: Admission,
-        quest: Quest,
+        quest: &mut Quest<'_>,
     ) -> Result<Vec<Vec<Granule>>> {
         let mut promised: u64 = admission.create.iter().flatten().sum();
         // From here on every granule is owned, so that no return can lose one.
@@ -352,7 +356,7 @@ impl Shared {
     }
 
     /// Creates a granule whose bytes are promised; makes room on the device if it must.
-    fn create(self: &Arc<Self>, len: u64, quest: Quest) -> Result<Granule> {
+    fn create(self: &Arc<Self>, len: u64, quest: &mut Quest<'_>) -> Result<Granule> {
         loop {
             let error = match self.device.driver().create(len, self.config.props) {
                 Ok(phys) => {
@@ -440,13 +444,14 @@ impl Shared {
             if !self.books.lock().promise(granule) {
                 break;
             }
-            let quest = Quest {
+            let mut quest = Quest {
                 asking: 0,
+                own: &mut |_| 0,
                 requested: missing,
                 effort: Effort::Full,
                 started: Instant::now(),
             };
-            match self.create(granule, quest) {
+            match self.create(granule, &mut quest) {
                 Ok(one) => made.push(one),
                 Err(error) => {
                     self.books.lock().unpromise(granule);

@@ -59,7 +59,10 @@ fn a_deferred_tail_is_taken_back_with_its_bytes(on: On) {
     let rig = Rig::new(on);
     let pool = rig.pool(small_granules(64 * MIB));
     let mut arena = Arena::new(&pool, 64 * MIB).unwrap();
-    let (first, second) = (rig.device.create_stream().unwrap(), rig.device.create_stream().unwrap());
+    let (first, second) = (
+        rig.device.create_stream().unwrap(),
+        rig.device.create_stream().unwrap(),
+    );
     arena.grow_on(40 * MIB, &first).unwrap();
     rig.write(arena.range(), 1);
     let hold = first.hold().unwrap();
@@ -67,8 +70,14 @@ fn a_deferred_tail_is_taken_back_with_its_bytes(on: On) {
     assert!(audit(&pool).pending > 0);
     let before = rig.counts();
     arena.grow_on(40 * MIB, &second).unwrap();
-    assert!(rig.calls(&before, Call::WaitEvent) > 0, "the stream waits, on the device");
-    assert_eq!(rig.calls(&before, Call::Map) + rig.calls(&before, Call::SyncEvent), 0);
+    assert!(
+        rig.calls(&before, Call::WaitEvent) > 0,
+        "the stream waits, on the device"
+    );
+    assert_eq!(
+        rig.calls(&before, Call::Map) + rig.calls(&before, Call::SyncEvent),
+        0
+    );
     assert_eq!(audit(&pool).pending, 0);
     drop(hold);
     rig.check(arena.range(), 1);
@@ -168,7 +177,11 @@ fn pinned_bytes_stay(on: On) {
     arena.grow(40 * MIB).unwrap();
     let pin = arena.pin(10 * MIB, 5 * MIB).unwrap();
     assert_eq!(pin.range(), arena.range().sub(10 * MIB, 5 * MIB).unwrap());
-    let refusal = |asked| Error::Pinned { asked, pinned_end: 15 * MIB, pins: 1 };
+    let refusal = |asked| Error::Pinned {
+        asked,
+        pinned_end: 15 * MIB,
+        pins: 1,
+    };
     let short = 15 * MIB - 1;
     rig.without_calls(|| {
         assert_eq!(arena.shrink(short).unwrap_err(), refusal(short));
@@ -254,7 +267,13 @@ fn an_exit_with_arenas_alive_is_clean(on: On) {
     };
     for (end, code) in ENDS {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args([CHILD, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+            .args([
+                CHILD,
+                "--exact",
+                "--ignored",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env(END, format!("{end} {driver}"))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -263,7 +282,11 @@ fn an_exit_with_arenas_alive_is_clean(on: On) {
         let said = String::from_utf8_lossy(&child.stderr);
         assert_eq!(child.status.code(), Some(code), "{end} on {driver}: {said}");
         let panics = said.matches("panicked at").count();
-        assert_eq!(panics, usize::from(end == "panic"), "{end} on {driver}: {said}");
+        assert_eq!(
+            panics,
+            usize::from(end == "panic"),
+            "{end} on {driver}: {said}"
+        );
     }
 }
 
@@ -282,12 +305,17 @@ fn a_child_process_that_ends() {
     };
     let (end, driver) = order.split_once(' ').unwrap();
     let device = Device::by_name(driver).unwrap();
-    let config = PoolConfig { spare: 16 * MIB, ..small_granules(256 * MIB) };
+    let config = PoolConfig {
+        spare: 16 * MIB,
+        ..small_granules(256 * MIB)
+    };
     let pool = Pool::new(&device, config).unwrap();
     let make = || {
         let config = ArenaConfig::new(256 * MIB).look_ahead(64 * MIB);
         let arena = Arena::with_config(&pool, &config).unwrap();
-        arena.grow_on(20 * MIB, &device.create_stream().unwrap()).unwrap();
+        arena
+            .grow_on(20 * MIB, &device.create_stream().unwrap())
+            .unwrap();
         arena
     };
     match end {
@@ -328,7 +356,8 @@ mod forked {
         // SAFETY: the child only drops, and ends without running anything else.
         let child = unsafe { fork() };
         if child == 0 {
-            let refused = device.memory_info().is_err() || device.kind() == granule::driver::DriverKind::Sim;
+            let refused =
+                device.memory_info().is_err() || device.kind() == granule::driver::DriverKind::Sim;
             drop(arena);
             drop(pool);
             let clean = refused && device.quarantined() == 0;

@@ -7,9 +7,7 @@ use granule::driver::host::HostConfig;
 use granule::driver::sim::SimConfig;
 use granule::driver::{Call, DriverCode};
 use granule::units::{GIB, MIB, TIB};
-use granule::{
-    Arena, ArenaConfig, Device, Error, Limit, Policy, Pool, PoolConfig, Tensor,
-};
+use granule::{Arena, ArenaConfig, Device, Error, Limit, Policy, Pool, PoolConfig, Tensor};
 
 use crate::support::{On, Rig, audit, small_granules};
 
@@ -58,7 +56,13 @@ fn an_arena_of_no_bytes_can_be_made_and_hold_a_granule_at_most(on: On) {
     assert_eq!(arena.capacity(), rig.device.info().granularity);
     let tensor = Tensor::<f32>::new(&pool, &[], 0).unwrap();
     let refused = rig.without_calls(|| tensor.grow(1).unwrap_err());
-    assert_eq!(refused, Error::ReservationExhausted { asked: 4, reserved: 0 });
+    assert_eq!(
+        refused,
+        Error::ReservationExhausted {
+            asked: 4,
+            reserved: 0
+        }
+    );
     drop((arena, tensor, pool));
     rig.assert_nothing_left();
 }
@@ -73,21 +77,33 @@ fn sizes_that_wrap_are_refused(on: On) {
     let before = audit(&pool);
     rig.without_calls(|| {
         for size in HUGE {
-            let too_far = |asked| Error::ReservationExhausted { asked, reserved: 64 * MIB };
+            let too_far = |asked| Error::ReservationExhausted {
+                asked,
+                reserved: 64 * MIB,
+            };
             assert_eq!(arena.grow(size).unwrap_err(), too_far(size));
             assert_eq!(arena.grow_on(size, &stream).unwrap_err(), too_far(size));
             let sum = size.saturating_add(3 * MIB);
             assert_eq!(arena.extend(size).unwrap_err(), too_far(sum));
             let all = Arena::grow_all(&[(&other, 5 * MIB), (&arena, size)]);
             assert_eq!(all.unwrap_err(), too_far(size));
-            let expected = Error::OutOfBounds { offset: MIB, len: size, end: 3 * MIB };
+            let expected = Error::OutOfBounds {
+                offset: MIB,
+                len: size,
+                end: 3 * MIB,
+            };
             assert_eq!(arena.pin(MIB, size).unwrap_err(), expected);
             arena.pin(size, 0).unwrap_err();
             let made = Arena::new(&pool, size);
             if size > u64::MAX - 2 * MIB + 1 {
-                assert!(matches!(made, Err(Error::TooLarge { requested, .. }) if requested == size));
+                assert!(
+                    matches!(made, Err(Error::TooLarge { requested, .. }) if requested == size)
+                );
             } else {
-                assert!(matches!(made, Err(Error::AddressSpaceExhausted { .. })), "{made:?}");
+                assert!(
+                    matches!(made, Err(Error::AddressSpaceExhausted { .. })),
+                    "{made:?}"
+                );
             }
             Tensor::<u64>::new(&pool, &[2], size).unwrap_err();
             Tensor::<u64>::new(&pool, &[size], 2).unwrap_err();
@@ -102,7 +118,10 @@ fn one_byte_past_the_reservation_is_refused(on: On) {
     let pool = rig.pool(small_granules(64 * MIB));
     let arena = Arena::new(&pool, 8 * MIB).unwrap();
     let refused = rig.without_calls(|| arena.grow(8 * MIB + 1).unwrap_err());
-    let expected = Error::ReservationExhausted { asked: 8 * MIB + 1, reserved: 8 * MIB };
+    let expected = Error::ReservationExhausted {
+        asked: 8 * MIB + 1,
+        reserved: 8 * MIB,
+    };
     assert_eq!(refused, expected);
     arena.grow(8 * MIB).unwrap();
     assert_eq!(arena.mapped(), 8 * MIB);
@@ -141,7 +160,13 @@ fn a_budget_below_use_is_refused(on: On) {
     arena.grow(24 * MIB).unwrap();
     let before = audit(&pool);
     let refused = rig.without_calls(|| pool.set_budget(23 * MIB).unwrap_err());
-    assert_eq!(refused, Error::BudgetBelowUse { budget: 23 * MIB, in_use: 24 * MIB });
+    assert_eq!(
+        refused,
+        Error::BudgetBelowUse {
+            budget: 23 * MIB,
+            in_use: 24 * MIB
+        }
+    );
     assert_eq!(audit(&pool), before);
     pool.set_budget(24 * MIB).unwrap();
     pool.set_budget(0).unwrap_err();
@@ -155,15 +180,63 @@ fn settings_without_sense_are_refused(on: On) {
     let rig = Rig::new(on);
     let good = small_granules(64 * MIB);
     let bad = [
-        (0, PoolConfig { granule: 0, ..good.clone() }),
-        (3 * MIB, PoolConfig { granule: 3 * MIB, ..good.clone() }),
-        (MIB, PoolConfig { granule: MIB, ..good.clone() }),
-        (6 * MIB, PoolConfig { granule: 6 * MIB, ..good.clone() }),
-        (u64::MAX, PoolConfig { granule: u64::MAX, ..good.clone() }),
-        (4 * MIB, PoolConfig { largest_granule: 4 * MIB, ..good.clone() }),
-        (24 * MIB, PoolConfig { largest_granule: 24 * MIB, ..good.clone() }),
-        (65 * MIB, good.clone().policy(Policy::Hybrid { base: 65 * MIB })),
-        (u64::MAX, good.clone().policy(Policy::Hybrid { base: u64::MAX })),
+        (
+            0,
+            PoolConfig {
+                granule: 0,
+                ..good.clone()
+            },
+        ),
+        (
+            3 * MIB,
+            PoolConfig {
+                granule: 3 * MIB,
+                ..good.clone()
+            },
+        ),
+        (
+            MIB,
+            PoolConfig {
+                granule: MIB,
+                ..good.clone()
+            },
+        ),
+        (
+            6 * MIB,
+            PoolConfig {
+                granule: 6 * MIB,
+                ..good.clone()
+            },
+        ),
+        (
+            u64::MAX,
+            PoolConfig {
+                granule: u64::MAX,
+                ..good.clone()
+            },
+        ),
+        (
+            4 * MIB,
+            PoolConfig {
+                largest_granule: 4 * MIB,
+                ..good.clone()
+            },
+        ),
+        (
+            24 * MIB,
+            PoolConfig {
+                largest_granule: 24 * MIB,
+                ..good.clone()
+            },
+        ),
+        (
+            65 * MIB,
+            good.clone().policy(Policy::Hybrid { base: 65 * MIB }),
+        ),
+        (
+            u64::MAX,
+            good.clone().policy(Policy::Hybrid { base: u64::MAX }),
+        ),
     ];
     for (number, config) in bad {
         let refused = rig.without_calls(|| Pool::new(&rig.device, config).unwrap_err());
@@ -172,7 +245,14 @@ fn settings_without_sense_are_refused(on: On) {
             "{refused}"
         );
     }
-    Pool::new(&rig.device, PoolConfig { budget: Some(0), ..good }).unwrap();
+    Pool::new(
+        &rig.device,
+        PoolConfig {
+            budget: Some(0),
+            ..good
+        },
+    )
+    .unwrap();
 }
 
 fn what_belongs_elsewhere_is_refused(on: On) {
@@ -186,10 +266,19 @@ fn what_belongs_elsewhere_is_refused(on: On) {
     let stream = elsewhere.device.create_stream().unwrap();
     let mut tensor = Tensor::<u32>::new(&pool, &[4], 100).unwrap();
     tensor.grow(2).unwrap();
-    let foreign_stream = Error::Foreign { what: "stream", owner: "device" };
+    let foreign_stream = Error::Foreign {
+        what: "stream",
+        owner: "device",
+    };
     rig.without_calls(|| {
         let both = Arena::grow_all(&[(&ours, MIB), (&theirs, MIB)]);
-        assert_eq!(both.unwrap_err(), Error::Foreign { what: "arena", owner: "pool" });
+        assert_eq!(
+            both.unwrap_err(),
+            Error::Foreign {
+                what: "arena",
+                owner: "pool"
+            }
+        );
         let twice = Arena::grow_all(&[(&ours, MIB), (&ours, 2 * MIB)]);
         assert_eq!(twice.unwrap_err(), Error::Duplicate { what: "arena" });
         assert_eq!(ours.grow_on(MIB, &stream).unwrap_err(), foreign_stream);
@@ -199,8 +288,14 @@ fn what_belongs_elsewhere_is_refused(on: On) {
         assert_eq!(tensor.grow_on(1, &stream).unwrap_err(), foreign_stream);
         assert_eq!(tensor.grow_zeroed(1, &stream).unwrap_err(), foreign_stream);
         assert_eq!(tensor.zero(.., &stream).unwrap_err(), foreign_stream);
-        assert_eq!(tensor.copy_from_host(0, &[1; 4], &stream).unwrap_err(), foreign_stream);
-        assert_eq!(tensor.copy_to_host(0, &mut [1; 4], &stream).unwrap_err(), foreign_stream);
+        assert_eq!(
+            tensor.copy_from_host(0, &[1; 4], &stream).unwrap_err(),
+            foreign_stream
+        );
+        assert_eq!(
+            tensor.copy_to_host(0, &mut [1; 4], &stream).unwrap_err(),
+            foreign_stream
+        );
     });
     assert_eq!((ours.len(), theirs.len(), tensor.rows()), (0, 0, 2));
 }
@@ -215,7 +310,10 @@ fn a_fence_of_another_device_is_refused(on: On) {
     let fence = elsewhere.device.create_stream().unwrap().fence().unwrap();
     let stream = rig.device.create_stream().unwrap();
     rig.without_calls(|| {
-        let foreign = Error::Foreign { what: "fence", owner: "device" };
+        let foreign = Error::Foreign {
+            what: "fence",
+            owner: "device",
+        };
         assert_eq!(stream.wait(&fence).unwrap_err(), foreign);
     });
     arena.shrink_after(0, &[fence]).unwrap();
@@ -229,12 +327,32 @@ fn rows_and_shapes_that_do_not_fit_are_refused(on: On) {
     let stream = rig.device.create_stream().unwrap();
     tensor.grow(10).unwrap();
     rig.without_calls(|| {
-        let shape = |got| Error::Shape { what: "bytes of the last row", expected: 16, got };
-        assert_eq!(tensor.copy_from_host(0, &[0; 5], &stream).unwrap_err(), shape(4));
-        assert_eq!(tensor.copy_to_host(0, &mut [0; 3], &stream).unwrap_err(), shape(12));
-        let outside = |offset, len| Error::OutOfBounds { offset, len, end: 160 };
-        assert_eq!(tensor.copy_from_host(10, &[0; 4], &stream).unwrap_err(), outside(160, 16));
-        assert_eq!(tensor.copy_to_host(9, &mut [0; 8], &stream).unwrap_err(), outside(144, 32));
+        let shape = |got| Error::Shape {
+            what: "bytes of the last row",
+            expected: 16,
+            got,
+        };
+        assert_eq!(
+            tensor.copy_from_host(0, &[0; 5], &stream).unwrap_err(),
+            shape(4)
+        );
+        assert_eq!(
+            tensor.copy_to_host(0, &mut [0; 3], &stream).unwrap_err(),
+            shape(12)
+        );
+        let outside = |offset, len| Error::OutOfBounds {
+            offset,
+            len,
+            end: 160,
+        };
+        assert_eq!(
+            tensor.copy_from_host(10, &[0; 4], &stream).unwrap_err(),
+            outside(160, 16)
+        );
+        assert_eq!(
+            tensor.copy_to_host(9, &mut [0; 8], &stream).unwrap_err(),
+            outside(144, 32)
+        );
         assert_eq!(tensor.zero(..11, &stream).unwrap_err(), outside(0, 176));
         assert_eq!(tensor.rows_view(11..).unwrap_err(), outside(176, 0));
         for first in HUGE {
@@ -247,8 +365,18 @@ fn rows_and_shapes_that_do_not_fit_are_refused(on: On) {
         let reversed = tensor.rows_view(5..3);
         reversed.unwrap_err();
         let empty = Tensor::<u32>::new(&pool, &[4, 0], 100).unwrap_err();
-        assert!(matches!(empty, Error::Shape { expected: 1, got: 0, .. }));
-        assert!(matches!(Tensor::<()>::new(&pool, &[], 1), Err(Error::Shape { .. })));
+        assert!(matches!(
+            empty,
+            Error::Shape {
+                expected: 1,
+                got: 0,
+                ..
+            }
+        ));
+        assert!(matches!(
+            Tensor::<()>::new(&pool, &[], 1),
+            Err(Error::Shape { .. })
+        ));
     });
     assert_eq!(tensor.rows(), 10);
 }
@@ -263,12 +391,13 @@ fn a_reservation_falls_back_to_smaller_ones(on: On) {
         }
         let arena = Arena::with_config(&pool, &config).unwrap();
         rig.fault.clear();
-        assert_eq!(arena.capacity(), 512 * MIB >> failures);
+        assert_eq!(arena.capacity(), (512 * MIB) >> failures);
         arena.grow(20 * MIB).unwrap();
         rig.write(arena.range(), 1);
         rig.check(arena.range(), 1);
     }
-    rig.fault.fail_from(Call::Reserve, 1, DriverCode::OUT_OF_MEMORY);
+    rig.fault
+        .fail_from(Call::Reserve, 1, DriverCode::OUT_OF_MEMORY);
     let before = rig.counts();
     let refused = Arena::with_config(&pool, &config).unwrap_err();
     assert_eq!(rig.calls(&before, Call::Reserve), 4);
@@ -295,7 +424,10 @@ fn the_bound_on_addresses_holds(on: On) {
     };
     assert_eq!(refused, expected);
     let smaller = ArenaConfig::new(512 * MIB).min_capacity(MIB);
-    assert_eq!(Arena::with_config(&pool, &smaller).unwrap().capacity(), 256 * MIB);
+    assert_eq!(
+        Arena::with_config(&pool, &smaller).unwrap().capacity(),
+        256 * MIB
+    );
     drop(first);
     Arena::new(&pool, GIB).unwrap();
 }
@@ -333,7 +465,12 @@ fn a_missing_driver_is_a_typed_error() {
         ),
     }
     let unknown = Device::by_name("gpu").unwrap_err();
-    assert_eq!(unknown, Error::UnknownDriver { value: "gpu".to_owned() });
+    assert_eq!(
+        unknown,
+        Error::UnknownDriver {
+            value: "gpu".to_owned()
+        }
+    );
 }
 
 #[test]
@@ -347,8 +484,20 @@ fn an_absent_device_is_a_typed_error() {
 
 #[test]
 fn devices_without_sense_are_refused() {
-    let sim = SimConfig { total_memory: 3, ..SimConfig::default() };
-    assert!(matches!(Device::sim(sim), Err(Error::InvalidConfig { value: 3, .. })));
-    let host = HostConfig { granularity: 3, ..HostConfig::default() };
-    assert!(matches!(Device::host(host), Err(Error::InvalidConfig { value: 3, .. })));
+    let sim = SimConfig {
+        total_memory: 3,
+        ..SimConfig::default()
+    };
+    assert!(matches!(
+        Device::sim(sim),
+        Err(Error::InvalidConfig { value: 3, .. })
+    ));
+    let host = HostConfig {
+        granularity: 3,
+        ..HostConfig::default()
+    };
+    assert!(matches!(
+        Device::host(host),
+        Err(Error::InvalidConfig { value: 3, .. })
+    ));
 }

@@ -170,7 +170,10 @@ fn fail_nth(
         // A close that failed half-way leaves what is left of the object, empty.
         let closing = case.name.starts_with("close");
         let done = closing || &lens(&now) == after;
-        assert!(now == before || done, "{at}: {now:?} is neither {before:?} nor {after:?}");
+        assert!(
+            now == before || done,
+            "{at}: {now:?} is neither {before:?} nor {after:?}"
+        );
     }
     if let Err(error) = &outcome {
         let explained = match error {
@@ -379,7 +382,8 @@ fn two_failures_in_one_growth_leave_it_whole(on: On) {
             leave_idle(&mut world);
             let before = world.visible();
             rig.fault.fail_nth_overall(first, DriverCode::UNKNOWN);
-            rig.fault.fail_nth_overall(second, DriverCode::OUT_OF_MEMORY);
+            rig.fault
+                .fail_nth_overall(second, DriverCode::OUT_OF_MEMORY);
             let stream = world.stream.clone();
             let outcome = world.arena(0).grow_on(45 * MIB, &stream);
             rig.fault.clear();

@@ -45,7 +45,10 @@ fn a_failed_growth_is_undone_and_can_be_repeated(on: On) {
 fn keys_and_values_grow_together_or_not_at_all(on: On) {
     let rig = Rig::new(on);
     let pool = rig.pool(PoolConfig::with_budget(64 * MIB).granule(2 * MIB));
-    let (k, v) = (Arena::new(&pool, 64 * MIB).unwrap(), Arena::new(&pool, 64 * MIB).unwrap());
+    let (k, v) = (
+        Arena::new(&pool, 64 * MIB).unwrap(),
+        Arena::new(&pool, 64 * MIB).unwrap(),
+    );
     rig.fault.fail(Call::Create, 5, DriverCode::OUT_OF_MEMORY);
     let grown = Arena::grow_all(&[(&k, 8 * MIB), (&v, 8 * MIB)]);
     assert!(grown.unwrap_err().is_out_of_memory());
@@ -104,7 +107,10 @@ fn what_cannot_be_unmapped_is_remembered(on: On) {
 /// thread never ends.
 fn an_allocation_that_may_not_wait_does_not(on: On) {
     let rig = Rig::new(on);
-    let config = PoolConfig { wait: Duration::ZERO, ..small_granules(64 * MIB) };
+    let config = PoolConfig {
+        wait: Duration::ZERO,
+        ..small_granules(64 * MIB)
+    };
     let pool = rig.pool(config);
     let mut arena = Arena::new(&pool, 64 * MIB).unwrap();
     let stream = rig.device.create_stream().unwrap();
@@ -135,9 +141,14 @@ fn idle_memory_serves_a_larger_request(on: On) {
 
 /// pytorch#196258: emptying the cache waited for the wrong device.
 fn each_pool_looks_at_its_own_device(on: On) {
-    let (busy, idle) = (Rig::new(on), Rig::new(if on == On::Cuda { On::Sim } else { on }));
+    let (busy, idle) = (
+        Rig::new(on),
+        Rig::new(if on == On::Cuda { On::Sim } else { on }),
+    );
     let pools = [&busy, &idle].map(|rig| rig.pool(small_granules(64 * MIB)));
-    let mut arenas = pools.each_ref().map(|pool| Arena::new(pool, 64 * MIB).unwrap());
+    let mut arenas = pools
+        .each_ref()
+        .map(|pool| Arena::new(pool, 64 * MIB).unwrap());
     let stream = busy.device.default_stream().unwrap();
     arenas[0].grow_on(32 * MIB, &stream).unwrap();
     arenas[1].grow(32 * MIB).unwrap();
@@ -176,7 +187,12 @@ fn pages_in_use_are_never_touched_while_the_rest_grows_and_shrinks(on: On) {
         audit(&pool);
     }
     let since = rig.counts().since(&before);
-    assert_eq!(since.sum(&[Call::SyncStream, Call::SyncEvent, Call::CreateEvent]).calls, 0);
+    assert_eq!(
+        since
+            .sum(&[Call::SyncStream, Call::SyncEvent, Call::CreateEvent])
+            .calls,
+        0
+    );
     drop(hold);
     stream.synchronize().unwrap();
     assert!(!rig.is_lost());
@@ -190,7 +206,9 @@ fn zeroing_is_ordered_on_the_callers_stream(on: On) {
     let mut tensor = Tensor::<u64>::new(&pool, &[MIB / 8], 64).unwrap();
     let hold = stream.hold().unwrap();
     tensor.grow_zeroed(20, &stream).unwrap();
-    rig.inner.fill(head(tensor.arena(), 64), 9, stream.id()).unwrap();
+    rig.inner
+        .fill(head(tensor.arena(), 64), 9, stream.id())
+        .unwrap();
     drop(hold);
     stream.synchronize().unwrap();
     if rig.has_data() {
@@ -250,7 +268,10 @@ fn closing_arenas_returns_their_memory(on: On) {
 /// mold#50: unloading left memory cached.
 fn trimming_leaves_exactly_the_floor(on: On) {
     let rig = Rig::new(on);
-    let config = PoolConfig { watermark: Some(u64::MAX), ..small_granules(128 * MIB) };
+    let config = PoolConfig {
+        watermark: Some(u64::MAX),
+        ..small_granules(128 * MIB)
+    };
     let policies = [
         (Policy::Dynamic, 0),
         (Policy::Hybrid { base: 0 }, 0),
@@ -311,8 +332,14 @@ fn a_budget_below_what_is_created_leaves_no_room(on: On) {
 
 /// rmm#2366, cudarc#160: what is dropped in the wrong order, or after the driver.
 fn any_order_of_drops_is_safe(on: On) {
-    let orders: [[usize; 4]; 6] =
-        [[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2], [2, 3, 0, 1], [3, 0, 2, 1], [1, 3, 0, 2]];
+    let orders: [[usize; 4]; 6] = [
+        [0, 1, 2, 3],
+        [3, 2, 1, 0],
+        [1, 0, 3, 2],
+        [2, 3, 0, 1],
+        [3, 0, 2, 1],
+        [1, 3, 0, 2],
+    ];
     for order in orders {
         let rig = Rig::new(on);
         let device: Device = rig.device.clone();

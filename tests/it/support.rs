@@ -81,15 +81,6 @@ impl Rig {
         Self::over(inner, turn)
     }
 
-    /// A simulated device of that much memory.
-    pub fn small(total_memory: u64) -> Self {
-        let config = SimConfig {
-            total_memory,
-            ..SimConfig::default()
-        };
-        Self::over(Arc::new(SimDriver::new(config).unwrap()), None)
-    }
-
     fn over(inner: SharedDriver, turn: Option<MutexGuard<'static, ()>>) -> Self {
         let unit = inner.info().granularity;
         let scratch = inner.reserve(unit, 0).unwrap();
@@ -175,7 +166,11 @@ impl Rig {
 
     /// Runs a kernel on each sample that adds to a word; the word if it is not zero.
     #[track_caller]
-    fn probe(&self, range: VaRange, kernel: impl Fn(VaRange, u64, Va) -> Kernel) -> Result<(), u64> {
+    fn probe(
+        &self,
+        range: VaRange,
+        kernel: impl Fn(VaRange, u64, Va) -> Kernel,
+    ) -> Result<(), u64> {
         let sink = self.scratch.sub(0, 8).unwrap();
         self.inner.fill(sink, 0, StreamId::DEFAULT).unwrap();
         for (piece, offset) in samples(range) {
@@ -192,7 +187,9 @@ impl Rig {
     fn word(&self) -> u64 {
         let mut word = [0; 8];
         let source = self.scratch.sub(0, 8).unwrap();
-        let copied = self.inner.copy_to_host(&mut word, source, StreamId::DEFAULT);
+        let copied = self
+            .inner
+            .copy_to_host(&mut word, source, StreamId::DEFAULT);
         copied.unwrap();
         u64::from_ne_bytes(word)
     }
@@ -235,8 +232,11 @@ impl Rig {
 
     pub fn is_lost(&self) -> bool {
         let any = self.inner.as_any();
-        any.downcast_ref::<SimDriver>().is_some_and(SimDriver::is_lost)
-            || any.downcast_ref::<HostDriver>().is_some_and(HostDriver::is_lost)
+        any.downcast_ref::<SimDriver>()
+            .is_some_and(SimDriver::is_lost)
+            || any
+                .downcast_ref::<HostDriver>()
+                .is_some_and(HostDriver::is_lost)
             || self.inner.memory_info().is_err()
     }
 }

@@ -12,11 +12,17 @@ fn shape_and_strides_follow_the_rows(on: On) {
     let rig = Rig::new(on);
     let pool = rig.pool(small_granules(64 * MIB));
     let tensor = Tensor::<f32>::new(&pool, &[3, 5], 100).unwrap();
-    assert_eq!((tensor.shape(), tensor.strides()), (vec![0, 3, 5], vec![15, 5, 1]));
+    assert_eq!(
+        (tensor.shape(), tensor.strides()),
+        (vec![0, 3, 5], vec![15, 5, 1])
+    );
     let ptr = tensor.ptr();
     tensor.grow(7).unwrap();
     assert_eq!((tensor.shape(), tensor.ptr()), (vec![7, 3, 5], ptr));
-    assert_eq!((tensor.rows(), tensor.max_rows(), tensor.row_bytes()), (7, 100, 60));
+    assert_eq!(
+        (tensor.rows(), tensor.max_rows(), tensor.row_bytes()),
+        (7, 100, 60)
+    );
     let some = tensor.rows_view(2..=4).unwrap();
     assert_eq!((some.shape(), some.elements()), (vec![3, 3, 5], 45));
     assert_eq!(some.ptr().get(), ptr.get() + 120);
@@ -105,7 +111,11 @@ fn a_shared_view_keeps_its_rows(on: On) {
     let view = tensor.shared_view(10..20).unwrap();
     rig.write(view.range(), 1);
     let refused = tensor.try_shrink(19).unwrap_err();
-    let expected = Error::Pinned { asked: 19 * MIB, pinned_end: 20 * MIB, pins: 1 };
+    let expected = Error::Pinned {
+        asked: 19 * MIB,
+        pinned_end: 20 * MIB,
+        pins: 1,
+    };
     assert_eq!(refused, expected);
     tensor.try_shrink(20).unwrap();
     drop((tensor, pool));
