@@ -70,10 +70,18 @@ pub type DriverResult<T> = Result<T, DriverError>;
 /// Destroying a stream lets its queued work finish. [`stream_key`](Self::stream_key) never answers
 /// the same key for two streams, even when the driver reuses a [`StreamId`].
 ///
+/// **Ids.** A granule or address that this driver does not know (any more) is `INVALID_VALUE`, a
+/// stream or event `INVALID_HANDLE`; the default stream cannot be destroyed. A stream that another
+/// library made is announced to the concrete driver first.
+///
+/// **Undoing may fail too.** Unmap, release and the rest may answer any code, `OUT_OF_MEMORY`
+/// included; callers keep what they could not give back and try again.
+///
 /// **Copies.** [`fill`](Self::fill), [`copy`](Self::copy) and [`launch`](Self::launch) are queued
 /// and return at once; ranges may span mappings; all bytes must be mapped with the rights needed
-/// when the work runs. Source and target of a copy may not overlap. Copies from and to the host
-/// return when the host slice may be used again, after all earlier work on that stream.
+/// when the work runs. Source and target of a copy may not overlap, and a host slice is as long as
+/// the device's range (`INVALID_VALUE`). Copies from and to the host return when the host slice may
+/// be used again, after all earlier work on that stream.
 pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// Which implementation this is; wrappers answer for the driver they wrap.
     fn kind(&self) -> DriverKind;

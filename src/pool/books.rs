@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::choose::{Choice, Idle, Need, Room, choose};
+use super::choose::{Choice, Idle, Need, Room, choose, choose_exactly};
 use super::config::Checked;
 use super::granule::Raw;
 use crate::{Error, Limit, OutOfMemory};
@@ -127,6 +127,23 @@ impl Books {
             .iter()
             .map(|need| choose(&mut counts, &mut room, *need))
             .collect::<Result<Vec<Choice>, u64>>()?;
+        Ok(self.take(choices))
+    }
+
+    /// As [`admit`](Self::admit), for granules of exactly these lengths.
+    pub(super) fn admit_exactly(&mut self, lens: &[u64]) -> Result<Admission, u64> {
+        let mut counts: Idle = self.idle.iter().map(|(l, v)| (*l, v.len())).collect();
+        let mut room = self.room();
+        let choice = choose_exactly(&mut counts, &mut room, lens)?;
+        Ok(self.take(vec![choice]))
+    }
+
+    /// Bytes that could be had: what the budget leaves, and what is idle.
+    pub(super) fn available(&self) -> u64 {
+        self.room().create + self.stats.idle
+    }
+
+    fn take(&mut self, choices: Vec<Choice>) -> Admission {
         let mut admission = Admission::default();
         for choice in choices {
             let recycle = choice.recycle.iter().filter_map(|len| self.pop(*len));
@@ -139,7 +156,7 @@ impl Books {
             self.promised += choice.create.iter().sum::<u64>();
             admission.create.push(choice.create);
         }
-        Ok(admission)
+        admission
     }
 
     /// Moves one idle granule of that length in flight.

@@ -61,12 +61,42 @@ pub(crate) fn choose(idle: &mut Idle, room: &mut Room, need: Need) -> Result<Cho
             oversized(&mut rest, need).ok_or(missing)?
         }
     };
-    let created: u64 = chosen.create.iter().sum();
-    let released: u64 = chosen.release.iter().sum();
-    room.create = (room.create + released) - created;
-    room.release = (room.release + created) - released;
+    settle(room, &chosen);
     *idle = rest;
     Ok(chosen)
+}
+
+/// Serves granules of exactly these lengths, as [`choose`].
+///
+/// # Errors
+///
+/// As [`choose`].
+pub(crate) fn choose_exactly(
+    idle: &mut Idle,
+    room: &mut Room,
+    lens: &[u64],
+) -> Result<Choice, u64> {
+    let mut rest = idle.clone();
+    let mut choice = Choice::default();
+    for len in lens {
+        match take_largest(&mut rest, *len, *len) {
+            Some(len) => choice.recycle.push(len),
+            None => choice.create.push(*len),
+        }
+    }
+    let created: u64 = choice.create.iter().sum();
+    make_room(&mut rest, *room, created, &mut choice.release)?;
+    settle(room, &choice);
+    *idle = rest;
+    Ok(choice)
+}
+
+/// Books a choice.
+fn settle(room: &mut Room, choice: &Choice) {
+    let created: u64 = choice.create.iter().sum();
+    let released: u64 = choice.release.iter().sum();
+    room.create = (room.create + released) - created;
+    room.release = (room.release + created) - released;
 }
 
 /// Recycles a granule if it replaces at least a quarter of the one that would be created, and

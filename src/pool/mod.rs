@@ -59,8 +59,13 @@ pub(crate) trait Holder: Send + Sync {
     /// bytes given back. `None` if another thread is changing it just now.
     fn reclaim(&self, want: u64) -> Option<u64>;
 
+    /// Bytes that could be reclaimed once queued work is done.
+    fn awaited(&self) -> u64 {
+        0
+    }
+
     /// Maps what will be needed next.
-    fn map_ahead(&self);
+    fn map_ahead(&self) {}
 }
 
 /// How hard to try for memory.
@@ -76,6 +81,9 @@ pub(crate) enum Effort {
 /// in, which may give memory back.
 const BUSY: Duration = Duration::from_millis(10);
 
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_micros(50);
+
 /// A search for memory.
 struct Quest<'a> {
     /// Holders that ask, and so cannot be asked.
@@ -85,6 +93,8 @@ struct Quest<'a> {
     requested: u64,
     effort: Effort,
     started: Instant,
+    /// How long the fences of deferred shrinks are waited for.
+    wait: Duration,
 }
 
 pub(crate) struct Shared {
@@ -242,9 +252,13 @@ impl Shared {
         holders.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Asks holders for memory nobody uses; the bytes that came back, and how many holders could
-    /// not be asked.
-    fn reclaim(&self, want: u64) -> (u64, usize) {
+    /// Asks holders for memory nobody uses; the bytes that came back.
+    pub(crate) fn reclaim(&self, want: u64) -> u64 {
+        self.ask(want).0
+    }
+
+    /// As [`reclaim`](Self::reclaim), and how many holders could not be asked.
+    fn ask(&self, want: u64) -> (u64, usize) {
         let (mut got, mut busy) = (0, 0);
         for holder in self.live_holders() {
             if got >= want {
@@ -275,11 +289,55 @@ impl Shared {
             requested,
             effort,
             started: Instant::now(),
+            wait: self.config.wait,
         };
         let admission = self.admit(needs, &mut quest)?;
         let result = self.carry_out(admission, &mut quest);
         self.top_up_later(self);
         result
+    }
+
+    /// Granules of exactly these lengths, in any order, or nothing. Takes from the pool alone.
+    pub(crate) fn take_exactly(self: &Arc<Self>, lens: &[u64]) -> Result<Vec<Granule>> {
+        let requested = lens.iter().fold(0u64, |sum, l| sum.saturating_add(*l));
+        let mut quest = Quest {
+            asking: 0,
+            own: &mut |_| 0,
+            requested,
+            effort: Effort::Full,
+            started: Instant::now(),
+            wait: Duration::ZERO,
+        };
+        let admission = loop {
+            let mut books = self.books.lock();
+            let missing = match books.admit_exactly(lens) {
+                Ok(admission) => break admission,
+                Err(missing) => missing,
+            };
+            if !books.is_releasing() || quest.started.elapsed() >= BUSY {
+                return Err(books.shortage(requested, missing, Limit::Budget));
+            }
+            drop(books);
+            std::thread::sleep(PAUSE);
+        };
+        let lists = self.carry_out(admission, &mut quest)?;
+        Ok(lists.into_iter().flatten().collect())
+    }
+
+    /// Bytes that could be had without taking from anybody.
+    pub(crate) fn available(&self) -> u64 {
+        self.books.lock().available()
+    }
+
+    /// The error that says how the pool stands.
+    pub(crate) fn shortage(&self, requested: u64, missing: u64) -> Error {
+        let books = self.books.lock();
+        books.shortage(requested, missing, Limit::Budget)
+    }
+
+    /// Bytes that holders would give back once queued work is done.
+    pub(crate) fn awaited(&self) -> u64 {
+        self.live_holders().iter().map(|h| h.awaited()).sum()
     }
 
     fn admit(&self, needs: &[Need], quest: &mut Quest<'_>) -> Result<Admission> {
@@ -301,7 +359,7 @@ impl Shared {
         if quest.effort == Effort::Spare {
             return false;
         }
-        let (got, busy) = self.reclaim(missing);
+        let (got, busy) = self.ask(missing);
         if got > 0 || (quest.own)(missing) > 0 {
             return true;
         }
@@ -310,10 +368,10 @@ impl Shared {
             let books = self.books.lock();
             (books.stats().pending > 0, books.is_releasing())
         };
-        let hope = (pending && waited < self.config.wait)
+        let hope = (pending && waited < quest.wait)
             || ((releasing || busy > quest.asking) && waited < BUSY);
         if hope {
-            std::thread::sleep(Duration::from_micros(50));
+            std::thread::sleep(PAUSE);
         }
         hope
     }
@@ -450,6 +508,7 @@ impl Shared {
                 requested: missing,
                 effort: Effort::Full,
                 started: Instant::now(),
+                wait: self.config.wait,
             };
             match self.create(granule, &mut quest) {
                 Ok(one) => made.push(one),

@@ -175,34 +175,33 @@ suite!(fault_over_host, fault(make_host()));
 #[cfg(target_os = "linux")]
 suite!(record_over_host, record(make_host()));
 
-// CUDA: enable when `driver::cuda::CudaDriver` is there. Tests take turns: some name handles and
-// addresses that were given back, which another test could have got meanwhile.
-//
-// mod cuda {
-//     use std::sync::Mutex;
-//
-//     use granule::driver::cuda::CudaDriver;
-//
-//     static TURN: Mutex<()> = Mutex::new(());
-//
-//     fn run(name: &str) -> super::Outcome {
-//         let _turn = TURN.lock();
-//         super::run(name, std::sync::Arc::new(CudaDriver::open(0)?))
-//     }
-//
-//     macro_rules! gpu_tests {
-//         (; $($name:ident)+) => {
-//             $(
-//                 #[test]
-//                 #[ignore = "needs a CUDA device; run with --include-ignored"]
-//                 fn $name() -> super::Outcome {
-//                     run(stringify!($name))
-//                 }
-//             )+
-//         };
-//     }
-//     checks!(gpu_tests!);
-// }
+/// Tests take turns: some name handles and addresses that were given back, which another test could
+/// have got meanwhile.
+mod cuda {
+    use std::sync::Mutex;
+
+    use granule::driver::cuda::CudaDriver;
+
+    static TURN: Mutex<()> = Mutex::new(());
+
+    fn run(name: &str) -> super::Outcome {
+        let _turn = TURN.lock();
+        super::run(name, std::sync::Arc::new(CudaDriver::open(0)?))
+    }
+
+    macro_rules! gpu_tests {
+        (; $($name:ident)+) => {
+            $(
+                #[test]
+                #[ignore = "needs a CUDA device; run with --include-ignored"]
+                fn $name() -> super::Outcome {
+                    run(stringify!($name))
+                }
+            )+
+        };
+    }
+    checks!(gpu_tests!);
+}
 
 #[test]
 fn the_suite_notices_a_call_that_fails_for_no_reason() -> Outcome {

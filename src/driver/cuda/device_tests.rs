@@ -220,7 +220,7 @@ fn stale_and_foreign_ids_are_refused() {
         code(driver.free_reservation(half)),
         DriverCode::INVALID_VALUE
     );
-    // What libcuda is left to check.
+    // libcuda alone would accept the first.
     assert_eq!(code(driver.unmap(half)), DriverCode::INVALID_VALUE);
     assert_eq!(
         code(driver.set_access(half, Access::Read)),

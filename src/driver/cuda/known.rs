@@ -26,6 +26,9 @@ pub(super) struct Known {
     phys: Mutex<HashMap<PhysId, Phys>>,
     /// Length of each reservation, by its start.
     reservations: Mutex<BTreeMap<Va, u64>>,
+    /// Length of each mapping, by its start. libcuda accepts an unmap of addresses behind which
+    /// nothing is; the contract does not.
+    mappings: Mutex<BTreeMap<Va, u64>>,
     /// Length of each plain allocation, by its start.
     allocations: Mutex<BTreeMap<Va, u64>>,
     streams: RwLock<HashSet<StreamId>>,
@@ -70,7 +73,7 @@ impl Known {
         let created = self.phys_len(phys)?;
         let reserved = around(&self.reservations.lock(), range.start())
             .is_some_and(|reserved| reserved.contains(range));
-        if range.len() > created || !reserved {
+        if range.len() > created || !reserved || self.is_mapped(range) {
             Err(DriverCode::INVALID_VALUE)
         } else if range.len() < created {
             Err(DriverCode::NOT_SUPPORTED)
@@ -79,14 +82,56 @@ impl Known {
         }
     }
 
+    /// Whether something is mapped at a byte of `range`.
+    fn is_mapped(&self, range: VaRange) -> bool {
+        let mappings = self.mappings.lock();
+        let below = mappings.range(..range.end()).next_back();
+        below.is_some_and(|(start, len)| start.get() + len > range.start().get())
+    }
+
+    pub(super) fn add_mapping(&self, range: VaRange) {
+        self.mappings.lock().insert(range.start(), range.len());
+    }
+
+    /// The mappings that make up `range`, if it is one or more whole ones without a gap.
+    pub(super) fn mappings_of(&self, range: VaRange) -> Result<Vec<VaRange>, DriverCode> {
+        let mappings = self.mappings.lock();
+        let mut found = Vec::new();
+        let mut at = range.start();
+        while at < range.end() {
+            let len = mappings.get(&at).ok_or(DriverCode::INVALID_VALUE)?;
+            let one = VaRange::new(at, *len).ok_or(DriverCode::INVALID_VALUE)?;
+            found.push(one);
+            at = one.end();
+        }
+        if at == range.end() && !found.is_empty() {
+            Ok(found)
+        } else {
+            Err(DriverCode::INVALID_VALUE)
+        }
+    }
+
+    /// Forgets the mappings that make up `range`, as [`mappings_of`](Self::mappings_of).
+    pub(super) fn take_mappings(&self, range: VaRange) -> Result<Vec<VaRange>, DriverCode> {
+        let found = self.mappings_of(range)?;
+        let mut mappings = self.mappings.lock();
+        for one in &found {
+            mappings.remove(&one.start());
+        }
+        Ok(found)
+    }
+
     pub(super) fn add_reservation(&self, range: VaRange) {
         self.reservations.lock().insert(range.start(), range.len());
     }
 
-    /// Forgets a reservation, if `range` is exactly one.
+    /// Forgets a reservation, if `range` is exactly one and nothing is mapped in it.
     pub(super) fn take_reservation(&self, range: VaRange) -> Result<(), DriverCode> {
         let mut reservations = self.reservations.lock();
         if reservations.get(&range.start()) != Some(&range.len()) {
+            return Err(DriverCode::INVALID_VALUE);
+        }
+        if self.is_mapped(range) {
             return Err(DriverCode::INVALID_VALUE);
         }
         reservations.remove(&range.start());

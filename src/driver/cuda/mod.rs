@@ -20,10 +20,7 @@
 //! this driver reserved or allocated. Destroying something while another thread uses it is the
 //! caller's mistake, and not always noticed.
 //!
-//! # Where the contract rests on libcuda
-//!
-//! That access and unmap cover whole mappings without a gap, that nothing is mapped where a granule
-//! is mapped, and that a reservation is empty when it is freed, is checked by libcuda alone.
+//! Mappings are known too, since libcuda accepts an unmap of addresses behind which nothing is.
 
 /// libcuda's types as checked in: users need neither libclang nor a CUDA toolkit.
 #[cfg(not(feature = "bindgen"))]

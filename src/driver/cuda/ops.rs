@@ -162,7 +162,9 @@ impl Driver for CudaDriver {
         // SAFETY: the range lies inside one of our reservations, and the handle is one of ours;
         // libcuda refuses where something is mapped already.
         let code = unsafe { (bound.table.cuMemMap)(at, length(len), 0, phys.0, 0) };
-        done(call, code).map_err(|e| e.about(at, len))
+        done(call, code).map_err(|e| e.about(at, len))?;
+        core.known.add_mapping(range);
+        Ok(())
     }
 
     fn set_access(&self, range: VaRange, access: Access) -> DriverResult<()> {
@@ -173,6 +175,8 @@ impl Driver for CudaDriver {
             return Err(refused(call).about(at, len));
         }
         let bound = core.enter(call)?;
+        core.known(call, core.known.mappings_of(range))
+            .map_err(|e| e.about(at, len))?;
         let flags = match access {
             Access::Read => sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
             Access::ReadWrite => sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -181,8 +185,7 @@ impl Driver for CudaDriver {
             location: core.location(),
             flags,
         };
-        // SAFETY: one descriptor, alive during the call; libcuda refuses ranges that are not whole
-        // mappings.
+        // SAFETY: one descriptor, alive during the call; the range is whole mappings of ours.
         let code = unsafe { (bound.table.cuMemSetAccess)(at, length(len), &raw const rights, 1) };
         done(call, code).map_err(|e| e.about(at, len))
     }
@@ -190,11 +193,21 @@ impl Driver for CudaDriver {
     fn unmap(&self, range: VaRange) -> DriverResult<()> {
         let call = Call::Unmap;
         let (at, len) = (range.start().get(), range.len());
-        let bound = self.core.enter(call)?;
-        // SAFETY: libcuda refuses ranges that are not whole mappings. Work that still uses them
-        // faults on the device, as the contract says.
+        let core = &self.core;
+        let bound = core.enter(call)?;
+        // Forgotten first: once unmapped, another thread may map the same addresses.
+        let mappings = core
+            .known(call, core.known.take_mappings(range))
+            .map_err(|e| e.about(at, len))?;
+        // SAFETY: the range is whole mappings of ours. Work that still uses them faults on the
+        // device, as the contract says.
         let code = unsafe { (bound.table.cuMemUnmap)(at, length(len)) };
-        done(call, code).map_err(|e| e.about(at, len))
+        done(call, code).map_err(|e| {
+            mappings
+                .into_iter()
+                .for_each(|one| core.known.add_mapping(one));
+            e.about(at, len)
+        })
     }
 
     fn create_stream(&self) -> DriverResult<StreamId> {

@@ -61,6 +61,12 @@ impl Space {
         std::process::id() != self.owner
     }
 
+    /// Makes this process look like a child.
+    #[cfg(test)]
+    pub(super) fn pretend_forked(&mut self) {
+        self.owner = self.owner.wrapping_add(1);
+    }
+
     /// Bytes that may still be created.
     pub(super) fn free(&self) -> u64 {
         self.table.read().free()
@@ -175,32 +181,16 @@ impl Space {
 
     pub(super) fn set_access(&self, range: VaRange, access: Access) -> Outcome<()> {
         let mut table = self.table.write();
-        let mappings = table.can_set_access(range)?;
-        for (done, &(mapping, _)) in mappings.iter().enumerate() {
-            let Err(e) = protect(mapping, Some(access)) else {
-                continue;
-            };
-            for &(mapping, before) in &mappings[..done] {
-                if protect(mapping, before).is_err() {
-                    // Splitting a range again may fail as well. The books may never promise more
-                    // than the page tables do.
-                    table.book_access(mapping.start(), weaker(before, access));
-                }
-            }
-            return Err(e);
-        }
-        for (mapping, _) in mappings {
-            table.book_access(mapping.start(), Some(access));
-        }
-        Ok(())
+        let mappings = table.covered(range)?;
+        protect_all(&mut table, range, &mappings, Some(access))
     }
 
     pub(super) fn unmap(&self, range: VaRange) -> Outcome<()> {
         let mut table = self.table.write();
-        table.can_unmap(range)?;
-        // One call for all mappings, so that it cannot stop half-way: the limits (map count) are
-        // checked by the kernel before it takes the old mappings away.
-        // SAFETY: the range consists of whole mappings (can_unmap): it is ours, and no access is
+        let mappings = table.covered(range)?;
+        // One call for all mappings, so that it cannot stop half-way: the kernel checks the limit
+        // on mappings before it takes the old ones away.
+        // SAFETY: the range consists of whole mappings (covered): it is ours, and no access is
         // under way, since the table is locked for writing.
         let replaced = unsafe {
             rustix::mm::mmap_anonymous(
@@ -210,7 +200,14 @@ impl Space {
                 MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
             )
         };
-        replaced.map_err(code)?;
+        match replaced {
+            Ok(_) => {}
+            // At the limit on mappings the kernel refuses even a call that would lower their
+            // number, and whoever undoes a refused map must be able to unmap. Without rights the
+            // old mapping is as good as the `PROT_NONE` one of a reservation, and goes with it.
+            Err(Errno::NOMEM) => protect_all(&mut table, range, &mappings, None)?,
+            Err(e) => return Err(code(e)),
+        }
         let unused = table.book_unmapped(range);
         drop(table);
         self.give_back(unused);
@@ -312,25 +309,50 @@ impl Drop for Space {
     }
 }
 
-/// Sets the rights of one mapping. On failure they are as before.
-fn protect(mapping: VaRange, access: Option<Access>) -> Outcome<()> {
+/// Sets the rights of the mappings that `range` consists of and books them, of all or of none.
+fn protect_all(
+    table: &mut Table,
+    range: VaRange,
+    mappings: &[(VaRange, Option<Access>)],
+    access: Option<Access>,
+) -> Outcome<()> {
+    // One call, which does not have to split what the kernel sees as one mapping.
+    if let Err(e) = protect(range, access) {
+        // It may have stopped half-way. Setting rights that are there already does nothing.
+        for &(mapping, before) in mappings {
+            if protect(mapping, before).is_err() {
+                // Going back may have to split mappings as well. The books must not promise more
+                // than the page tables do.
+                table.book_access(mapping.start(), weaker(before, access));
+            }
+        }
+        return Err(e);
+    }
+    for (mapping, _) in mappings {
+        table.book_access(mapping.start(), access);
+    }
+    Ok(())
+}
+
+/// Sets the rights of mappings. On failure those of a part may be set.
+fn protect(range: VaRange, access: Option<Access>) -> Outcome<()> {
     let flags = match access {
         None => MprotectFlags::empty(),
         Some(Access::Read) => MprotectFlags::READ,
         Some(Access::ReadWrite) => MprotectFlags::READ | MprotectFlags::WRITE,
     };
-    // SAFETY: the callers pass a mapping of the table, which they hold locked for writing: ours,
-    // and no access is under way.
-    unsafe { rustix::mm::mprotect(address(mapping.start().get()), size(mapping.len())?, flags) }
+    // SAFETY: the callers pass whole mappings of the table, which they hold locked for writing:
+    // ours, and no access is under way.
+    unsafe { rustix::mm::mprotect(address(range.start().get()), size(range.len())?, flags) }
         .map_err(code)
 }
 
 /// The rights that both allow.
-const fn weaker(a: Option<Access>, b: Access) -> Option<Access> {
+const fn weaker(a: Option<Access>, b: Option<Access>) -> Option<Access> {
     match (a, b) {
-        (None, _) => None,
-        (Some(Access::ReadWrite), Access::ReadWrite) => Some(Access::ReadWrite),
-        (Some(_), _) => Some(Access::Read),
+        (None, _) | (_, None) => None,
+        (Some(Access::ReadWrite), Some(Access::ReadWrite)) => Some(Access::ReadWrite),
+        (Some(_), Some(_)) => Some(Access::Read),
     }
 }
 

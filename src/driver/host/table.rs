@@ -242,8 +242,9 @@ impl Table {
         self.mappings.insert(range.start().get(), mapping);
     }
 
-    /// The mappings that `range` covers, with their rights.
-    pub(super) fn can_set_access(&self, range: VaRange) -> Verdict<Vec<(VaRange, Option<Access>)>> {
+    /// The mappings that `range` covers whole and without a gap, with their rights: what access and
+    /// unmap may be called for.
+    pub(super) fn covered(&self, range: VaRange) -> Verdict<Vec<(VaRange, Option<Access>)>> {
         self.whole_granules(range.len())?;
         let mut next = range.start().get();
         let end = range.end().get();
@@ -268,10 +269,6 @@ impl Table {
         if let Some(mapping) = self.mappings.get_mut(&at.get()) {
             mapping.access = access;
         }
-    }
-
-    pub(super) fn can_unmap(&self, range: VaRange) -> Verdict<()> {
-        self.can_set_access(range).map(drop)
     }
 
     /// Books an unmap. Answers the extents without a reference left, which count as used until

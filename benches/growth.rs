@@ -1,0 +1,621 @@
+//! What growing, shrinking and handing over memory cost, against the bare driver calls and against
+//! other ways of getting the same memory.
+//!
+//! ```text
+//! GRANULE_DRIVER=cuda cargo bench --bench growth            # figures; under a minute on an H200
+//! cargo bench --bench growth -- --test                      # each case once, checked
+//! ```
+//!
+//! Every case checks its result. Criterion reports each by itself; the table at the end has all of
+//! them (warm-up runs included) and is what `RESULTS.md` holds.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, SamplingMode};
+use granule::driver::record::{Entry, RecordDriver};
+use granule::driver::{Access, Call, Driver, GranuleProps, PhysId};
+use granule::units::{Bytes, GIB, MIB, VaRange};
+use granule::{Arena, ArenaConfig, Device, Policy, Pool, PoolConfig};
+
+use support::contender::{self, Contender, Fresh, InPlace, Ordered, Plain, Source};
+use support::{Outcome, Rig, median, must, percentile, show};
+
+/// How much memory the cases use.
+struct Scale {
+    most: u64,
+    step: u64,
+    cold: &'static [u64],
+}
+
+impl Scale {
+    fn of(rig: &Rig) -> Outcome<Self> {
+        let (most, step, cold): (_, _, &[u64]) = match rig.is_cuda() {
+            true => (8 * GIB, 64 * MIB, &[64 * MIB, 256 * MIB, GIB, 4 * GIB]),
+            false => (64 * MIB, 4 * MIB, &[64 * MIB, 256 * MIB]),
+        };
+        let free = rig.device.memory_info()?.free;
+        let need = 3 * most.max(cold.iter().copied().max().unwrap_or(0));
+        ensure!(
+            free >= need,
+            "{} free, but the benches need {}",
+            Bytes(free),
+            Bytes(need)
+        );
+        Ok(Self { most, step, cold })
+    }
+
+    fn steps(&self) -> impl Iterator<Item = u64> + '_ {
+        (1..=self.most / self.step).map(|i| i * self.step)
+    }
+
+    fn growth(&self) -> String {
+        format!("grow to {} by {}", Bytes(self.most), Bytes(self.step))
+    }
+}
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .without_plots()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_millis(500))
+        .configure_from_args();
+    let rig = must(Rig::open());
+    let scale = must(Scale::of(&rig));
+    growth(&mut criterion, &rig, &scale);
+    look_ahead(&mut criterion, &rig, &scale);
+    overhead(&mut criterion, &rig, &scale);
+    cold(&mut criterion, &rig, &scale);
+    shrink(&mut criterion, &rig, &scale);
+    hand_over(&mut criterion, &rig, &scale);
+    criterion.final_summary();
+    rig.print();
+    // Everything the benches made is gone; what the driver refused to take back would show here.
+    assert_eq!(rig.device.quarantined(), 0);
+}
+
+fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
+    let mut group = criterion.benchmark_group(name);
+    group.sampling_mode(SamplingMode::Flat);
+    group
+}
+
+/// Runs one case, which times itself; all times it gave.
+fn measure(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    id: &str,
+    mut once: impl FnMut() -> Outcome<Duration>,
+) -> Vec<Duration> {
+    let mut samples = Vec::new();
+    group.bench_function(id, |bencher| {
+        bencher.iter_custom(|iterations| {
+            let mut total = Duration::ZERO;
+            for _ in 0..iterations {
+                let time = must(once());
+                samples.push(time);
+                total += time;
+            }
+            total
+        });
+    });
+    samples
+}
+
+fn growth(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
+    let mut group = group(criterion, "growth");
+    let case = scale.growth();
+
+    let mut creates = 0;
+    let times = measure(&mut group, "granule, fresh memory", || {
+        let pool = Pool::new(&rig.device, PoolConfig::with_budget(scale.most))?;
+        let arena = Arena::new(&pool, scale.most)?;
+        let time = grow_in_steps(&arena, scale)?;
+        creates = pool.stats().creates;
+        arena.close().map_err(|(_, error)| error)?;
+        Ok(time)
+    });
+    let note = format!("{} mapped, {creates} granules", Bytes(scale.most));
+    rig.row(&case, "granule, fresh memory", times, note);
+
+    let pool = must(keeping_pool(&rig.device, scale.most));
+    let mut arena = must(Arena::new(&pool, scale.most).map_err(Into::into));
+    must(grow_in_steps(&arena, scale));
+    let times = measure(&mut group, "granule, recycled memory", || {
+        arena.shrink(0)?;
+        let before = pool.stats().creates;
+        let time = grow_in_steps(&arena, scale)?;
+        ensure!(pool.stats().creates == before, "memory was created");
+        Ok(time)
+    });
+    let note = format!("{} mapped, no driver create", Bytes(scale.most));
+    rig.row(&case, "granule, recycled memory", times, note);
+    drop(arena);
+    drop(pool);
+
+    for written in [false, true] {
+        let case = match written {
+            true => format!("{case}, each step written"),
+            false => case.clone(),
+        };
+        rivals(&mut group, rig, scale, &case, written);
+    }
+    group.finish();
+}
+
+/// Growth of one arena by steps; the time of the calls.
+fn grow_in_steps(arena: &Arena, scale: &Scale) -> Outcome<Duration> {
+    let started = Instant::now();
+    for to in scale.steps() {
+        arena.grow(to)?;
+    }
+    let time = started.elapsed();
+    ensure!(
+        arena.len() == scale.most && arena.mapped() == scale.most,
+        "{} mapped for {}",
+        Bytes(arena.mapped()),
+        Bytes(scale.most)
+    );
+    Ok(time)
+}
+
+/// A pool that keeps all idle memory.
+fn keeping_pool(device: &Device, budget: u64) -> Outcome<Pool> {
+    let config = PoolConfig {
+        watermark: Some(u64::MAX),
+        ..PoolConfig::with_budget(budget)
+    };
+    Ok(Pool::new(device, config)?)
+}
+
+/// Allocate, copy, free over what else allocates, and ours on the same terms: the clock stops when
+/// the device is done.
+fn rivals(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    rig: &Rig,
+    scale: &Scale,
+    case: &str,
+    written: bool,
+) {
+    let names: Vec<&'static str> = must(contenders(rig, scale))
+        .iter()
+        .map(|c| c.name())
+        .collect();
+    for (i, name) in names.into_iter().enumerate() {
+        if i == 0 && !written {
+            continue;
+        }
+        let mut copied = 0;
+        let id = format!("{name}{}", if written { ", written" } else { "" });
+        let times = measure(group, &id, || {
+            let mut contender = contenders(rig, scale)?.remove(i);
+            let mut range = VaRange::EMPTY;
+            let started = Instant::now();
+            for to in scale.steps() {
+                range = contender.enlarge(to)?;
+                if written {
+                    rig.write(part(range, to - scale.step, scale.step)?, to)?;
+                }
+                contender.settle()?;
+            }
+            rig.stream.synchronize()?;
+            let time = started.elapsed();
+            ensure!(range.len() == scale.most, "grew to {}", range.len());
+            if written {
+                for to in [scale.step, scale.most] {
+                    rig.check(part(range, to - scale.step, scale.step)?, to)?;
+                }
+            }
+            copied = contender.copied();
+            contender.close()?;
+            Ok(time)
+        });
+        rig.row(case, name, times, format!("{} copied", Bytes(copied)));
+    }
+}
+
+fn contenders(rig: &Rig, scale: &Scale) -> Outcome<Vec<Box<dyn Contender>>> {
+    let mut all = contender::all(&rig.device, &rig.stream, scale.most)?;
+    if rig.is_cuda() {
+        // Slower than the others there; the example `grow_race` shows it.
+        all.remove(1);
+    }
+    Ok(all)
+}
+
+fn part(range: VaRange, offset: u64, len: u64) -> Outcome<VaRange> {
+    range.sub(offset, len).ok_or_else(|| "no such part".into())
+}
+
+fn look_ahead(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
+    let mut group = group(criterion, "look-ahead");
+    let ahead = scale.most / 8;
+    let mut steps = Vec::new();
+    measure(&mut group, "steps", || {
+        let contender = InPlace::new(&rig.device, &rig.stream, scale.most, ahead)?;
+        let arena = &contender.arena;
+        arena.record_use(&rig.stream)?;
+        let patience = Instant::now();
+        while arena.mapped() < ahead {
+            ensure!(
+                patience.elapsed() < Duration::from_secs(5),
+                "nothing was mapped ahead"
+            );
+            std::thread::yield_now();
+        }
+        let mut total = Duration::ZERO;
+        for to in scale.steps() {
+            let started = Instant::now();
+            arena.grow(to)?;
+            let time = started.elapsed();
+            total += time;
+            steps.push(time);
+            // The device's writing sets the pace.
+            rig.write(part(arena.range(), to - scale.step, scale.step)?, to)?;
+            rig.stream.synchronize()?;
+        }
+        for to in [scale.step, scale.most] {
+            rig.check(part(arena.range(), to - scale.step, scale.step)?, to)?;
+        }
+        ensure!(arena.mapped() == scale.most, "mapped {}", arena.mapped());
+        Box::new(contender).close()?;
+        Ok(total)
+    });
+    steps.sort();
+    let p99 = percentile(&steps, 0.99);
+    let note = format!(
+        "{}; of that the clock {}",
+        goal(rig, "p99 under 1 us", p99 < Duration::from_micros(1)),
+        show(clock())
+    );
+    let case = format!("one step of {}, paced by device writes", Bytes(scale.step));
+    rig.row(
+        &case,
+        &format!("granule, {} ahead", Bytes(ahead)),
+        steps,
+        note,
+    );
+    group.finish();
+}
+
+/// What timing nothing gives: two readings of the clock.
+fn clock() -> Duration {
+    let times: Vec<Duration> = (0..1001).map(|_| Instant::now().elapsed()).collect();
+    median(&times)
+}
+
+/// The goals are for a GPU; other drivers are only named.
+fn goal(rig: &Rig, what: &str, met: bool) -> String {
+    match (rig.is_cuda(), met) {
+        (true, true) => format!("goal {what}: met"),
+        (true, false) => format!("goal {what}: missed"),
+        (false, _) => format!("goal on a GPU: {what}"),
+    }
+}
+
+/// A driver call that an arena made, with addresses as offsets from its base.
+#[derive(Clone, Copy)]
+enum Step {
+    Reserve(u64),
+    Create(u64),
+    /// The granule created longest ago that is not mapped yet.
+    Map(u64, u64),
+    Access(u64, u64),
+    /// The mapping made last.
+    Unmap(u64, u64),
+    /// The granule unmapped last.
+    Release,
+    Free,
+}
+
+/// An arena's cost beside that of the very driver calls it makes, in turns.
+fn overhead(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
+    let script = must(record(rig, scale));
+    let growing = script
+        .iter()
+        .position(|s| matches!(s, Step::Unmap(..)))
+        .unwrap_or(script.len());
+    let mut group = group(criterion, "overhead");
+    let (mut ours_grow, mut ours_all) = (Vec::new(), Vec::new());
+    let (mut bare_grow, mut bare_all) = (Vec::new(), Vec::new());
+    let mut turn = false;
+    measure(&mut group, "arena and bare calls in turns", || {
+        turn = !turn;
+        let mut all = Duration::ZERO;
+        for ours in [turn, !turn] {
+            if ours {
+                let (grow, whole) = arena_round(&rig.device, scale)?;
+                ours_grow.push(grow);
+                ours_all.push(whole);
+                all = whole;
+            } else {
+                let (grow, whole) = replay(&**rig.device.driver(), &script, growing)?;
+                bare_grow.push(grow);
+                bare_all.push(whole);
+            }
+        }
+        Ok(all)
+    });
+    for (case, ours, bare) in [
+        ("growing, from nothing", ours_grow, bare_grow),
+        ("growing and giving back", ours_all, bare_all),
+    ] {
+        if bare.is_empty() {
+            continue;
+        }
+        let (a, b) = (median(&ours), median(&bare));
+        let percent = (a.as_secs_f64() / b.as_secs_f64() - 1.0) * 100.0;
+        let verdict = goal(rig, "under 5 %", percent < 5.0);
+        let note = format!("{percent:+.1} % over the same calls; {verdict}");
+        let case = format!("{}, {case}", scale.growth());
+        rig.row(&case, "granule, dynamic pool", ours, note);
+        let note = format!("{} driver calls", script.len());
+        rig.row(&case, "its driver calls alone", bare, note);
+    }
+    group.finish();
+}
+
+fn dynamic_pool(device: &Device, budget: u64) -> Outcome<Pool> {
+    let config = PoolConfig::with_budget(budget).policy(Policy::Dynamic);
+    Ok(Pool::new(device, config)?)
+}
+
+/// Time to reserve and grow, and of that and giving everything back.
+fn arena_round(device: &Device, scale: &Scale) -> Outcome<(Duration, Duration)> {
+    let pool = dynamic_pool(device, scale.most)?;
+    let started = Instant::now();
+    let arena = Arena::new(&pool, scale.most)?;
+    for to in scale.steps() {
+        arena.grow(to)?;
+    }
+    let grown = started.elapsed();
+    ensure!(arena.mapped() == scale.most, "mapped {}", arena.mapped());
+    let again = Instant::now();
+    arena.close().map_err(|(_, error)| error)?;
+    let whole = grown + again.elapsed();
+    ensure!(pool.stats().created == 0, "memory was kept");
+    Ok((grown, whole))
+}
+
+/// The driver calls of one [`arena_round`].
+fn record(rig: &Rig, scale: &Scale) -> Outcome<Vec<Step>> {
+    let recorder = Arc::new(RecordDriver::with_log(rig.device.driver().clone(), 1 << 16));
+    let device = Device::from_driver(recorder.clone());
+    arena_round(&device, scale)?;
+    let log = recorder.log();
+    let base = log.iter().find(|e| e.call == Call::Map).map_or(0, |e| e.at);
+    let mut script = Vec::new();
+    for Entry {
+        call,
+        at,
+        len,
+        code,
+        ..
+    } in log
+    {
+        ensure!(code.is_none(), "{call} failed: {code:?}");
+        let offset = at.wrapping_sub(base);
+        script.push(match call {
+            Call::Reserve => Step::Reserve(len),
+            Call::Create => Step::Create(len),
+            Call::Map => Step::Map(offset, len),
+            Call::SetAccess => Step::Access(offset, len),
+            Call::Unmap => Step::Unmap(offset, len),
+            Call::Release => Step::Release,
+            Call::FreeReservation => Step::Free,
+            other => return Err(format!("an arena called {other}").into()),
+        });
+    }
+    Ok(script)
+}
+
+/// Makes the calls; time of the first `growing` ones and of all.
+fn replay(driver: &dyn Driver, script: &[Step], growing: usize) -> Outcome<(Duration, Duration)> {
+    let mut range = VaRange::EMPTY;
+    let mut created: std::collections::VecDeque<PhysId> = Default::default();
+    let mut mapped: Vec<PhysId> = Vec::new();
+    let mut unmapped = None;
+    let mut grown = Duration::ZERO;
+    let started = Instant::now();
+    for (i, step) in script.iter().enumerate() {
+        if i == growing {
+            grown = started.elapsed();
+        }
+        match *step {
+            Step::Reserve(len) => range = driver.reserve(len, 0)?,
+            Step::Create(len) => created.push_back(driver.create(len, GranuleProps::default())?),
+            Step::Map(offset, len) => {
+                let phys = created.pop_front().ok_or("nothing to map")?;
+                driver.map(part(range, offset, len)?, phys)?;
+                mapped.push(phys);
+            }
+            Step::Access(offset, len) => {
+                driver.set_access(part(range, offset, len)?, Access::ReadWrite)?;
+            }
+            Step::Unmap(offset, len) => {
+                driver.unmap(part(range, offset, len)?)?;
+                unmapped = mapped.pop();
+            }
+            Step::Release => driver.release(unmapped.take().ok_or("nothing to release")?)?,
+            Step::Free => driver.free_reservation(range)?,
+        }
+    }
+    let whole = started.elapsed();
+    ensure!(mapped.is_empty() && created.is_empty(), "memory was kept");
+    Ok((grown, whole))
+}
+
+fn cold(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
+    let mut group = group(criterion, "cold");
+    for &size in scale.cold {
+        let mut closing = Vec::new();
+        let opening = measure(&mut group, &format!("granule/{}", Bytes(size)), || {
+            let pool = dynamic_pool(&rig.device, size)?;
+            let started = Instant::now();
+            let arena = Arena::new(&pool, size)?;
+            arena.grow(size)?;
+            let time = started.elapsed();
+            ensure!(arena.mapped() == size, "mapped {}", arena.mapped());
+            touch_end(rig, arena.range())?;
+            let started = Instant::now();
+            arena.close().map_err(|(_, error)| error)?;
+            closing.push(started.elapsed());
+            ensure!(pool.stats().created == 0, "memory was kept");
+            Ok(time)
+        });
+        cold_rows(rig, size, "granule, dynamic pool", opening, closing);
+
+        let driver = rig.device.driver().clone();
+        cold_rival(
+            &mut group,
+            rig,
+            size,
+            "bare calls, one granule",
+            &Fresh(driver),
+        );
+        if rig.is_cuda() {
+            let plain = Plain(rig.device.clone());
+            cold_rival(&mut group, rig, size, "cuMemAlloc", &plain);
+            let ordered = Ordered(rig.device.clone());
+            cold_rival(&mut group, rig, size, "cuMemAllocAsync", &ordered);
+        }
+    }
+    group.finish();
+}
+
+fn cold_rival<S: Source>(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    rig: &Rig,
+    size: u64,
+    name: &str,
+    source: &S,
+) {
+    let mut closing = Vec::new();
+    let opening = measure(group, &format!("{name}/{}", Bytes(size)), || {
+        let started = Instant::now();
+        let (block, range) = source.alloc(size, &rig.stream)?;
+        let time = started.elapsed();
+        touch_end(rig, range)?;
+        let started = Instant::now();
+        source.free(block, range, &rig.stream)?;
+        // An asynchronous free gives the memory back at the next wait.
+        rig.stream.synchronize()?;
+        closing.push(started.elapsed());
+        Ok(time)
+    });
+    cold_rows(rig, size, name, opening, closing);
+}
+
+fn cold_rows(rig: &Rig, size: u64, name: &str, opening: Vec<Duration>, closing: Vec<Duration>) {
+    let none = String::new();
+    rig.row(
+        &format!("cold {}", Bytes(size)),
+        name,
+        opening,
+        none.clone(),
+    );
+    rig.row(&format!("return {}", Bytes(size)), name, closing, none);
+}
+
+/// Writes and checks the last 2 MiB, which proves that the memory reaches to its end.
+fn touch_end(rig: &Rig, range: VaRange) -> Outcome {
+    let tail = part(range, range.len() - 2 * MIB, 2 * MIB)?;
+    rig.write(tail, 7)?;
+    rig.check(tail, 7)
+}
+
+fn shrink(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
+    let mut group = group(criterion, "shrink");
+    let pool = must(keeping_pool(&rig.device, scale.most));
+    let mut arena = must(Arena::new(&pool, scale.most).map_err(Into::into));
+    let half = scale.most / 2;
+    let times = measure(&mut group, "half", || {
+        for to in scale.steps() {
+            arena.grow(to)?;
+        }
+        rig.write(part(arena.range(), 0, scale.step)?, 3)?;
+        rig.stream.synchronize()?;
+        let before = arena.mapped();
+        let started = Instant::now();
+        arena.shrink(half)?;
+        let time = started.elapsed();
+        ensure!(
+            arena.mapped() == half && pool.stats().idle == before - half,
+            "{} mapped, {} idle",
+            arena.mapped(),
+            pool.stats().idle
+        );
+        rig.check(part(arena.range(), 0, scale.step)?, 3)?;
+        Ok(time)
+    });
+    let case = format!("shrink {} to {}", Bytes(scale.most), Bytes(half));
+    let note = "kept idle in the pool".to_owned();
+    rig.row(&case, "granule", times, note);
+    group.finish();
+}
+
+fn hand_over(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
+    let mut group = group(criterion, "hand-over");
+    let size = scale.most / 4;
+    let case = format!("one gives {} back, another gets it", Bytes(size));
+    let pool = must(keeping_pool(&rig.device, size));
+    let config = ArenaConfig::new(size);
+    let new = || must(Arena::with_config(&pool, &config).map_err(Into::into));
+    let (mut giver, mut taker) = (new(), new());
+    must(taker.grow(size).map_err(Into::into));
+    let times = measure(&mut group, "granule", || {
+        std::mem::swap(&mut giver, &mut taker);
+        let before = pool.stats();
+        let started = Instant::now();
+        giver.shrink(0)?;
+        taker.grow(size)?;
+        let time = started.elapsed();
+        let after = pool.stats();
+        ensure!(after.creates == before.creates, "memory was created");
+        ensure!(after.mapped == size, "mapped {}", after.mapped);
+        touch_end(rig, taker.range())?;
+        Ok(time)
+    });
+    rig.row(&case, "granule", times, "no driver create".to_owned());
+    drop((giver, taker));
+    if rig.is_cuda() {
+        let plain = Plain(rig.device.clone());
+        hand_over_rival(
+            &mut group,
+            rig,
+            size,
+            &case,
+            "cuMemFree, cuMemAlloc",
+            &plain,
+        );
+        let ordered = Ordered(rig.device.clone());
+        let name = "cuMemFreeAsync, cuMemAllocAsync";
+        hand_over_rival(&mut group, rig, size, &case, name, &ordered);
+    }
+    group.finish();
+}
+
+fn hand_over_rival<S: Source>(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    rig: &Rig,
+    size: u64,
+    case: &str,
+    name: &str,
+    source: &S,
+) {
+    let mut held = must(source.alloc(size, &rig.stream).map_err(Into::into));
+    let times = measure(group, name, || {
+        let started = Instant::now();
+        source.free(held.0, held.1, &rig.stream)?;
+        held = source.alloc(size, &rig.stream)?;
+        let time = started.elapsed();
+        touch_end(rig, held.1)?;
+        Ok(time)
+    });
+    must(source.free(held.0, held.1, &rig.stream).map_err(Into::into));
+    must(rig.stream.synchronize().map_err(Into::into));
+    rig.row(case, name, times, String::new());
+}

@@ -1,0 +1,431 @@
+//! The heap's hot path, churn, threads and recorded traces, beside the driver's own allocators.
+//!
+//! `cargo bench --bench heap` measures; `-- --test` only checks, quickly; `-- --traces DIR` also
+//! replays every `*.csv.gz` in a directory. Lines: `a,<id>,<bytes>,<stream>,<us>` allocates,
+//! `f,<id>,<us>` frees. `GRANULE_DRIVER` chooses the driver.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use flate2::read::GzDecoder;
+use granule::driver::DriverKind;
+use granule::driver::cuda::CudaDriver;
+use granule::driver::sim::SimDriver;
+use granule::units::{GIB, KIB, MIB};
+use granule::{Block, Device, Error, Heap, HeapConfig, Pool, PoolConfig};
+
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+struct Settings {
+    quick: bool,
+    traces: Option<PathBuf>,
+}
+
+fn main() -> Outcome {
+    let mut settings = Settings {
+        quick: false,
+        traces: None,
+    };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--test" => settings.quick = true,
+            "--traces" => settings.traces = args.next().map(PathBuf::from),
+            _ => {}
+        }
+    }
+    let device = Device::auto()?;
+    println!("heap on {device:?}\n");
+    println!("| case | ns per alloc + free |\n|---|---|");
+    hot(&device, &settings)?;
+    churns(&device, &settings)?;
+    threads(&device, &settings)?;
+    rivals(&device, &settings)?;
+    cold(&device, &settings)?;
+    traces(&device, &settings)
+}
+
+/// Best of several runs, in nanoseconds an iteration: what the machine can do when left alone.
+fn best(settings: &Settings, n: u32, mut run: impl FnMut(u32) -> Outcome) -> Outcome<f64> {
+    let (n, runs) = if settings.quick {
+        (n / 100 + 1, 1)
+    } else {
+        (n, 7)
+    };
+    let mut best = Duration::MAX;
+    for _ in 0..runs {
+        let started = Instant::now();
+        run(n)?;
+        best = best.min(started.elapsed());
+    }
+    Ok(best.as_nanos() as f64 / f64::from(n))
+}
+
+fn heap_on(device: &Device) -> Outcome<Heap> {
+    let pool = Pool::new(device, PoolConfig::default())?;
+    Ok(Heap::new(&pool, HeapConfig::default())?)
+}
+
+fn hot(device: &Device, settings: &Settings) -> Outcome {
+    let heap = heap_on(device)?;
+    let stream = device.create_stream()?;
+    let on = heap.on(&stream)?;
+    for size in [512, 64 * KIB, MIB, 64 * MIB] {
+        drop(on.alloc(size)?);
+        let ns = best(settings, 200_000, |n| {
+            for _ in 0..n {
+                black_box(on.alloc(black_box(size))?);
+            }
+            Ok(())
+        })?;
+        println!("| hot, {} | {ns:.1} |", granule::units::Bytes(size));
+    }
+    let ns = best(settings, 200_000, |n| {
+        for _ in 0..n {
+            black_box(heap.alloc(black_box(512), &stream)?);
+        }
+        Ok(())
+    })?;
+    println!("| hot, 512 B, stream looked up | {ns:.1} |");
+    assert!(heap.stats().misses < 10, "{:?}", heap.stats());
+    Ok(())
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// A size of `low` to `high - 1` bits.
+    fn size(&mut self, low: u64, high: u64) -> u64 {
+        1 << (low + self.next() % (high - low))
+    }
+}
+
+fn churns(device: &Device, settings: &Settings) -> Outcome {
+    let large = if settings.quick { 1_000 } else { 10_000 };
+    churn(device, settings, "512 B to 16 MiB", large, 9, 25)?;
+    let lives: &[usize] = match settings.quick {
+        true => &[10_000],
+        false => &[1_000, 10_000, 100_000, 1_000_000],
+    };
+    for live in lives {
+        churn(device, settings, "256 B to 64 KiB", *live, 8, 17)?;
+    }
+    Ok(())
+}
+
+fn churn(
+    device: &Device,
+    settings: &Settings,
+    what: &str,
+    live: usize,
+    low: u64,
+    high: u64,
+) -> Outcome {
+    let heap = heap_on(device)?;
+    let stream = device.create_stream()?;
+    let on = heap.on(&stream)?;
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let mut blocks: Vec<Block> = Vec::with_capacity(live);
+    for _ in 0..live {
+        blocks.push(on.alloc(random.size(low, high))?);
+    }
+    let mut step = |n: u32, blocks: &mut Vec<Block>| -> Outcome {
+        for _ in 0..n {
+            let at = (random.next() % live as u64) as usize;
+            let len = random.size(low, high);
+            // Freed before the next is taken, as a framework does.
+            blocks.swap_remove(at);
+            blocks.push(on.alloc(len)?);
+        }
+        Ok(())
+    };
+    step(
+        if settings.quick {
+            100
+        } else {
+            (live as u32).max(20_000)
+        },
+        &mut blocks,
+    )?;
+    let before = heap.stats();
+    let ns = best(settings, 200_000, |n| step(n, &mut blocks))?;
+    let after = heap.stats();
+    println!(
+        "| churn, {live} live, {what} ({} misses) | {ns:.1} |",
+        after.misses - before.misses
+    );
+    drop(blocks);
+    let left = heap.audit()?;
+    assert_eq!((left.blocks, left.live), (0, 0));
+    Ok(())
+}
+
+fn threads(device: &Device, settings: &Settings) -> Outcome {
+    let cores = std::thread::available_parallelism()?.get();
+    for (what, shared) in [("a stream each", false), ("one stream", true)] {
+        for count in [1, 2, 4, 8, 16].into_iter().filter(|c| *c <= cores) {
+            let heap = heap_on(device)?;
+            let one = device.create_stream()?;
+            let n = if settings.quick { 1_000 } else { 200_000 };
+            let barrier = Barrier::new(count);
+            let worst = std::thread::scope(|scope| -> Outcome<Duration> {
+                let workers: Vec<_> = (0..count)
+                    .map(|_| {
+                        let (heap, barrier, one) = (&heap, &barrier, &one);
+                        scope.spawn(move || -> Result<Duration, Error> {
+                            let own = match shared {
+                                true => one.clone(),
+                                false => one.device().create_stream()?,
+                            };
+                            let on = heap.on(&own)?;
+                            drop(on.alloc(4 * KIB)?);
+                            barrier.wait();
+                            let started = Instant::now();
+                            for _ in 0..n {
+                                black_box(on.alloc(black_box(4 * KIB))?);
+                            }
+                            Ok(started.elapsed())
+                        })
+                    })
+                    .collect();
+                let mut worst = Duration::ZERO;
+                for worker in workers {
+                    worst = worst.max(worker.join().map_err(|_| "a thread panicked")??);
+                }
+                Ok(worst)
+            })?;
+            let ns = worst.as_nanos() as f64 / f64::from(n);
+            println!("| hot, 4 KiB, {count} threads, {what} | {ns:.1} |");
+        }
+    }
+    Ok(())
+}
+
+/// The driver's own allocators on the same device in the same run.
+fn rivals(device: &Device, settings: &Settings) -> Outcome {
+    let Some(cuda) = device.driver().as_any().downcast_ref::<CudaDriver>() else {
+        return Ok(());
+    };
+    let stream = device.create_stream()?;
+    for size in [512, MIB, 64 * MIB] {
+        let ns = best(settings, 20_000, |n| {
+            for _ in 0..n {
+                let at = cuda.mem_alloc_async(size, stream.id())?;
+                cuda.mem_free_async(at, stream.id())?;
+            }
+            Ok(())
+        })?;
+        println!(
+            "| cuMemAllocAsync, {} | {ns:.1} |",
+            granule::units::Bytes(size)
+        );
+    }
+    stream.synchronize()?;
+    let ns = best(settings, 500, |n| {
+        for _ in 0..n {
+            let at = cuda.mem_alloc(64 * MIB)?;
+            cuda.mem_free(at)?;
+        }
+        Ok(())
+    })?;
+    println!("| cuMemAlloc, 64 MiB | {ns:.1} |");
+    Ok(())
+}
+
+fn cold(device: &Device, settings: &Settings) -> Outcome {
+    println!("\n| first allocation of an empty heap | us, median |\n|---|---|");
+    let sizes: &[u64] = match device.kind() {
+        DriverKind::Host => &[64 * MIB],
+        _ => &[256 * MIB, GIB, 4 * GIB],
+    };
+    for size in sizes {
+        let mut times = Vec::new();
+        for _ in 0..if settings.quick { 1 } else { 7 } {
+            let pool = Pool::new(device, PoolConfig::default())?;
+            let heap = Heap::new(&pool, HeapConfig::default())?;
+            let stream = device.create_stream()?;
+            let on = heap.on(&stream)?;
+            let started = Instant::now();
+            let block = on.alloc(*size)?;
+            times.push(started.elapsed());
+            drop(block);
+        }
+        times.sort();
+        let median = times[times.len() / 2].as_nanos() as f64 / 1e3;
+        println!("| {} | {median:.1} |", granule::units::Bytes(*size));
+    }
+    Ok(())
+}
+
+struct Trace {
+    name: String,
+    events: Vec<Event>,
+    peak: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Event {
+    Alloc(u32, u64),
+    Free(u32),
+}
+
+fn load(path: &Path) -> Outcome<Trace> {
+    let mut trace = Trace {
+        name: path
+            .file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+            .unwrap_or_default(),
+        events: Vec::new(),
+        peak: 0,
+    };
+    let (mut live, mut sizes) = (0, HashMap::new());
+    let reader = BufReader::new(GzDecoder::new(std::fs::File::open(path)?));
+    for (number, line) in reader.lines().enumerate() {
+        let line = line?;
+        let mut fields = line.split(',');
+        let bad = || format!("{}:{}: {line:?}", path.display(), number + 1);
+        let mut field = || fields.next().ok_or_else(bad);
+        match field()? {
+            "a" => {
+                let (id, bytes) = (field()?.parse()?, field()?.parse()?);
+                sizes.insert(id, bytes);
+                live += bytes;
+                trace.peak = trace.peak.max(live);
+                trace.events.push(Event::Alloc(id, bytes));
+            }
+            "f" => {
+                let id = field()?.parse()?;
+                live -= sizes.remove(&id).ok_or_else(bad)?;
+                trace.events.push(Event::Free(id));
+            }
+            comment if comment.starts_with('#') => {}
+            _ => return Err(bad().into()),
+        }
+    }
+    Ok(trace)
+}
+
+struct Replay {
+    reserved: u64,
+    misses: u64,
+    creates: u64,
+    remaps: u64,
+    waits: u64,
+    driver: Duration,
+    own: Duration,
+}
+
+/// Replays a trace under a budget; `None` if memory ran out.
+fn replay(device: &Device, trace: &Trace, budget: Option<u64>) -> Outcome<Option<Replay>> {
+    let config = PoolConfig {
+        budget,
+        ..PoolConfig::default()
+    };
+    let pool = Pool::new(device, config)?;
+    let heap = Heap::new(&pool, HeapConfig::default())?;
+    let stream = device.create_stream()?;
+    let on = heap.on(&stream)?;
+    let sim = device.driver().as_any().downcast_ref::<SimDriver>();
+    let clock = sim.map(SimDriver::driver_time);
+    let mut blocks: HashMap<u32, Block> = HashMap::new();
+    let started = Instant::now();
+    for event in &trace.events {
+        match *event {
+            Event::Alloc(id, bytes) => match on.alloc(bytes) {
+                Ok(block) => {
+                    blocks.insert(id, block);
+                }
+                Err(error) if error.is_out_of_memory() => return Ok(None),
+                Err(error) => return Err(error.into()),
+            },
+            Event::Free(id) => {
+                blocks.remove(&id);
+            }
+        }
+    }
+    let own = started.elapsed();
+    let driver = match (sim, clock) {
+        (Some(sim), Some(before)) => Duration::from_nanos(sim.driver_time().0 - before.0),
+        _ => own,
+    };
+    let stats = heap.audit()?;
+    Ok(Some(Replay {
+        reserved: pool.stats().peak_created,
+        misses: stats.misses,
+        creates: stats.creates,
+        remaps: stats.remaps,
+        waits: stats.host_waits,
+        driver,
+        own,
+    }))
+}
+
+/// The least budget under which a trace completes, within a thousandth of its peak.
+fn least_budget(device: &Device, trace: &Trace, enough: u64) -> Outcome<u64> {
+    let (mut low, mut high) = (trace.peak, enough);
+    while high - low > trace.peak / 1000 {
+        let middle = low + (high - low) / 2;
+        match replay(device, trace, Some(middle))? {
+            Some(_) => high = middle,
+            None => low = middle,
+        }
+    }
+    Ok(high)
+}
+
+fn traces(device: &Device, settings: &Settings) -> Outcome {
+    let mut paths = vec![PathBuf::from(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/data/segmentation_head.csv.gz"
+    ))];
+    if let Some(dir) = &settings.traces {
+        paths.clear();
+        for entry in std::fs::read_dir(dir)? {
+            paths.push(entry?.path());
+        }
+        paths.sort();
+    } else if !paths[0].exists() {
+        println!("\nno traces: give a directory with --traces");
+        return Ok(());
+    }
+    println!(
+        "\n| trace | peak | reserved / peak | least budget / peak | creates + remaps | host waits | driver ms ({}) | ns an event |\n|---|---|---|---|---|---|---|---|",
+        if device.kind() == DriverKind::Sim {
+            "modelled"
+        } else {
+            "whole replay"
+        }
+    );
+    for path in paths {
+        let trace = load(&path)?;
+        let free = replay(device, &trace, None)?.ok_or("out of memory with no limit")?;
+        let ratio = |bytes: u64| bytes as f64 / trace.peak as f64;
+        let least = least_budget(device, &trace, free.reserved)?;
+        println!(
+            "| {} | {} | {:.3} | {:.3} | {} + {} in {} misses | {} | {:.1} | {:.0} |",
+            trace.name,
+            granule::units::Bytes(trace.peak),
+            ratio(free.reserved),
+            ratio(least),
+            free.creates,
+            free.remaps,
+            free.misses,
+            free.waits,
+            free.driver.as_nanos() as f64 / 1e6,
+            free.own.as_nanos() as f64 / trace.events.len() as f64,
+        );
+        assert!(ratio(free.reserved) < 1.10, "{}", trace.name);
+    }
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! One allocation of a heap, owned.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::lane::Lane;
+use crate::stream::{Fence, Stream};
+use crate::units::{Va, VaRange};
+use crate::{Error, Result};
+
+/// A block of a [`Heap`](super::Heap), freed on its own stream when dropped: work queued on that
+/// stream before still may use it, and whoever gets the memory next is ordered behind.
+///
+/// Use on other streams is announced with [`record_use`](Self::record_use).
+pub struct Block {
+    lane: Arc<Lane>,
+    addr: Va,
+    /// Bytes asked for.
+    len: u64,
+    hint: u32,
+}
+
+impl Block {
+    pub(super) fn new(lane: Arc<Lane>, addr: Va, len: u64, hint: u32) -> Self {
+        Self {
+            lane,
+            addr,
+            len,
+            hint,
+        }
+    }
+
+    /// The address of the first byte; 0 for a block of no bytes.
+    #[must_use]
+    pub fn ptr(&self) -> Va {
+        self.addr
+    }
+
+    /// Bytes asked for.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The addresses.
+    #[must_use]
+    pub fn range(&self) -> VaRange {
+        VaRange::new(self.addr, self.len).unwrap_or(VaRange::EMPTY)
+    }
+
+    /// The stream it was allocated on.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        self.lane.stream()
+    }
+
+    /// Says that work queued on `stream` so far, or from now until the block is freed, uses the
+    /// block: after the free, the memory is kept from others until that work is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a stream of another device.
+    pub fn record_use(&self, stream: &Stream) -> Result<()> {
+        match self.is_empty() {
+            true => Ok(()),
+            false => self.lane.record_use(self.addr, stream),
+        }
+    }
+
+    /// As [`record_use`](Self::record_use), with a fence taken right after the last use: the memory
+    /// is free for others when the fence has passed, whatever its stream does later.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a fence of another device.
+    pub fn record_fence(&self, fence: &Fence) -> Result<()> {
+        match self.is_empty() {
+            true => Ok(()),
+            false => self.lane.record_fence(self.addr, fence),
+        }
+    }
+
+    /// Frees the block after work of `stream`, which used it last. Dropping frees it after work of
+    /// its own stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`record_use`](Self::record_use); the block is freed on its own stream then.
+    pub fn free_on(self, stream: &Stream) -> Result<()> {
+        if stream != self.stream() {
+            self.record_use(stream)?;
+        }
+        drop(self);
+        Ok(())
+    }
+
+    /// Gives up ownership; free the address with [`Heap::free_raw`](super::Heap::free_raw).
+    #[must_use]
+    pub fn into_raw(self) -> Va {
+        let mut this = self;
+        // Dropping a block without bytes frees nothing.
+        this.len = 0;
+        this.addr
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if !self.is_empty()
+            && let Err(error) = self.lane.free(self.addr, self.hint)
+        {
+            tracing::error!(%error, "block lost");
+        }
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Block({}, {} bytes)", self.addr, self.len)
+    }
+}
+
+/// Why an address cannot be freed.
+pub(super) fn no_block(addr: Va, inside: bool) -> Error {
+    match inside {
+        true => Error::NotAStart { at: addr },
+        false => Error::Stale {
+            what: "block",
+            value: addr.get(),
+        },
+    }
+}

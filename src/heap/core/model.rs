@@ -1,0 +1,232 @@
+//! Random programs against a naive model: blocks must not overlap, must be aligned, must lie over granules that a
+//! pretend device holds, and the books must pass their audit after every step.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::{Lane, PAGE_BYTES, Plan, Policy, Stale, UNIT};
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Alloc { size: u64, align: u64 },
+    Abandon { size: u64, align: u64 },
+    Free(usize),
+    Wrong(u64),
+    Trim { bytes: u64, keep: bool },
+    Unmap,
+}
+
+fn size() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        1..2_000u64,
+        1..100_000u64,
+        60_000..3_000_000u64,
+        1_000_000..100_000_000u64
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let align = prop_oneof![3 => Just(256u64), 1 => (0..23u32).prop_map(|b| 1 << b)];
+    prop_oneof![
+        6 => (size(), align.clone()).prop_map(|(size, align)| Op::Alloc { size, align }),
+        1 => (size(), align).prop_map(|(size, align)| Op::Abandon { size, align }),
+        5 => any::<usize>().prop_map(Op::Free),
+        1 => any::<u64>().prop_map(Op::Wrong),
+        1 => (0..200_000_000u64, any::<bool>()).prop_map(|(bytes, keep)| Op::Trim { bytes, keep }),
+        1 => Just(Op::Unmap),
+    ]
+}
+
+/// What a device would know: which granule is mapped where, at which length.
+struct World {
+    lane: Lane,
+    limit: u64,
+    live: BTreeMap<u64, u64>,
+    mapped: BTreeMap<u64, (u64, u64)>,
+    stale: Vec<Stale>,
+    names: u64,
+}
+
+const BASE: u64 = 6 << 20;
+
+impl World {
+    fn new(limit: u64) -> Self {
+        let policy = Policy {
+            granule_max: 16 << 20,
+            granule_min: 4 << 20,
+            ..Policy::default()
+        };
+        let lane = Lane::new(policy, BASE, 1 << 30, 4 << 30).expect("a sound policy");
+        Self {
+            lane,
+            limit,
+            live: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+            stale: Vec::new(),
+            names: 0,
+        }
+    }
+
+    fn clear(&self, addr: u64, len: u64) -> bool {
+        let before = self.mapped.range(..addr + len).next_back();
+        before.is_none_or(|(&a, &(_, n))| a + n <= addr)
+    }
+
+    fn drive(&mut self, plan: &Plan) -> Vec<u64> {
+        let mut new = Vec::new();
+        for r in &plan.releases {
+            assert_eq!(self.mapped.remove(&r.addr), Some((r.id, r.len)));
+        }
+        for f in &plan.fills {
+            assert!(self.clear(f.addr, f.len), "mapped over a mapping");
+            assert!(f.addr.is_multiple_of(PAGE_BYTES) && f.len.is_multiple_of(PAGE_BYTES));
+            let id = if let Some((id, addr, _)) = f.old {
+                assert_eq!(self.mapped.get(&addr), Some(&(id, f.len)));
+                id
+            } else {
+                self.names += 1;
+                new.push(self.names);
+                self.names
+            };
+            self.mapped.insert(f.addr, (id, f.len));
+        }
+        new
+    }
+
+    fn alloc(&mut self, size: u64, align: u64, settle: bool) {
+        let block = if let Some(b) = self.lane.alloc(size, align) {
+            b
+        } else {
+            let before = self.lane.stats();
+            let Ok(plan) = self
+                .lane
+                .plan(size, align, self.limit, &mut (), &mut |id, _| id % 7 != 3)
+            else {
+                assert_eq!(self.lane.stats(), before);
+                return;
+            };
+            assert!(
+                before.held + plan.created() - plan.releases.iter().map(|r| r.len).sum::<u64>()
+                    <= self.limit
+            );
+            self.lane.audit().expect("audit of a plan under way");
+            if !settle {
+                self.lane.abandon(plan, 0, &mut ());
+                assert_eq!(self.lane.stats(), before);
+                return;
+            }
+            let mut ids = self.drive(&plan).into_iter();
+            self.lane.commit(
+                plan,
+                &mut || ids.next().expect("a name"),
+                &mut (),
+                &mut self.stale,
+            )
+        };
+        assert!(block.len >= size && block.len < size + UNIT && block.addr.is_multiple_of(align));
+        let before = self.live.range(..block.addr + block.len).next_back();
+        assert!(before.is_none_or(|(&a, &n)| a + n <= block.addr), "overlap");
+        self.live.insert(block.addr, block.len);
+        assert_eq!(self.lane.block(block.addr), Some(block));
+    }
+
+    /// Every block lies over mappings, stale ones aside.
+    fn covered(&self) {
+        let old = |a: u64| self.stale.iter().any(|s| s.addr == a);
+        for (&addr, &len) in &self.live {
+            let mut at = addr;
+            while at < addr + len {
+                let (&a, &(_, n)) = self.mapped.range(..=at).next_back().expect("a mapping");
+                assert!(at < a + n && !old(a), "a block over nothing");
+                at = a + n;
+            }
+        }
+    }
+
+    fn trim(&mut self, bytes: u64, keep: bool) {
+        for idle in self.lane.trim(bytes, &mut |_, _| true) {
+            if keep {
+                self.lane.kept(idle, &mut ());
+            } else {
+                assert_eq!(self.mapped.remove(&idle.addr), Some((idle.id, idle.len)));
+                self.lane.dropped(idle);
+            }
+        }
+    }
+
+    fn step(&mut self, op: Op) {
+        match op {
+            Op::Alloc { size, align } => self.alloc(size, align, true),
+            Op::Abandon { size, align } => self.alloc(size, align, false),
+            Op::Free(i) if !self.live.is_empty() => {
+                let (&addr, &len) = self.live.iter().nth(i % self.live.len()).expect("in range");
+                // half of the hints are wrong
+                let hint = if i % 2 == 0 {
+                    self.lane.block(addr).map_or(0, |b| b.hint)
+                } else {
+                    i as u32
+                };
+                assert_eq!(
+                    self.lane.free_hinted(addr, hint, &mut ()).map(|b| b.len),
+                    Some(len)
+                );
+                assert_eq!(self.lane.free_hinted(addr, hint, &mut ()), None);
+                assert_eq!(self.lane.free(addr, &mut ()), None);
+                self.live.remove(&addr);
+            }
+            Op::Free(_) => {}
+            Op::Wrong(x) => {
+                let addr = if x % 2 == 0 { x } else { BASE + x % (5 << 30) };
+                assert_eq!(
+                    self.lane.block(addr).is_some(),
+                    self.live.contains_key(&addr)
+                );
+                if let Some((&a, &n)) = self.live.range(..=addr).next_back()
+                    && n > UNIT
+                {
+                    assert_eq!(self.lane.block(a + UNIT), None);
+                    assert_eq!(self.lane.block(a + 1), None);
+                }
+            }
+            Op::Trim { bytes, keep } => self.trim(bytes, keep),
+            Op::Unmap => {
+                for s in self.stale.drain(..) {
+                    assert_eq!(self.mapped.remove(&s.addr), Some((s.id, s.len)));
+                    self.lane.unmapped(s);
+                }
+            }
+        }
+        self.lane.audit().expect("audit");
+        self.covered();
+        let stats = self.lane.stats();
+        assert_eq!(
+            (stats.live, stats.blocks),
+            (self.live.values().sum(), self.live.len() as u64)
+        );
+        let old: u64 = self.stale.iter().map(|s| s.len).sum();
+        assert_eq!(stats.held + old, self.mapped.values().map(|m| m.1).sum());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_programs_keep_the_books_right(
+        ops in prop::collection::vec(op(), 1..160),
+        limit in prop_oneof![Just(u64::MAX), (8..300u64).prop_map(|m| m << 20)],
+    ) {
+        let mut world = World::new(limit);
+        for op in ops {
+            world.step(op);
+        }
+        for addr in std::mem::take(&mut world.live).into_keys() {
+            prop_assert!(world.lane.free(addr, &mut ()).is_some());
+        }
+        world.step(Op::Unmap);
+        world.trim(u64::MAX, false);
+        prop_assert_eq!(world.lane.held(), 0);
+        prop_assert!(world.lane.audit().is_ok());
+    }
+}

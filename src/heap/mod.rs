@@ -1,0 +1,375 @@
+//! General stream-ordered allocation that recycles before it grows and remaps without waiting.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::pool::{Policy, Pool};
+use crate::stream::Stream;
+use crate::sync::RwLock;
+use crate::units::Va;
+use crate::{Error, Result};
+
+mod block;
+mod config;
+mod core;
+mod lane;
+mod miss;
+mod quick;
+
+pub use block::Block;
+pub use config::{HeapConfig, Rounding};
+use lane::Lane;
+
+/// Default alignment of blocks in bytes, and the unit that sizes are rounded up to.
+pub const DEFAULT_ALIGN: u64 = core::UNIT;
+
+/// A heap of blocks of any size on one device.
+///
+/// # Streams
+///
+/// A block is allocated on a stream and may be used by work queued on it at once. Freed memory is
+/// reused by later allocations on the same stream without any wait, since their work is queued
+/// behind. Uses by other streams are announced ([`Block::record_use`]); such memory is kept until
+/// their work is done, or until the stream has been made to wait for it on the device.
+///
+/// # Cost
+///
+/// An allocation from mapped memory makes no driver call and takes no event. A miss maps what is
+/// missing: granules that lie wholly in free runs are moved there by mapping them a second time,
+/// without waiting for their queued work, and their old mapping goes when its fence has passed; only
+/// what is still missing is created. Live blocks never move.
+///
+/// # Threads
+///
+/// All methods may be called from any thread. Each stream has a lock of its own, held for
+/// bookkeeping only, never across a driver call.
+///
+/// # Example
+///
+/// ```
+/// use granule::{Device, Heap, HeapConfig, Pool, PoolConfig, driver::sim::SimConfig, units::MIB};
+///
+/// let device = Device::sim(SimConfig::default())?;
+/// let pool = Pool::new(&device, PoolConfig::default())?;
+/// let heap = Heap::new(&pool, HeapConfig::default())?;
+/// let stream = device.create_stream()?;
+/// let block = heap.alloc(3 * MIB, &stream)?;
+/// let address = block.ptr();
+/// drop(block);
+/// assert_eq!(heap.alloc(2 * MIB, &stream)?.ptr(), address);
+/// # Ok::<(), granule::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Heap {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    pool: Pool,
+    config: HeapConfig,
+    lanes: RwLock<Vec<Arc<Lane>>>,
+}
+
+/// Figures of a heap at one moment, over all its streams. Sizes in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct HeapStats {
+    /// In live blocks, rounded up to 256 bytes each; with what is in limbo.
+    pub live: u64,
+    /// Sum over streams of the most that was live on each.
+    pub live_peak: u64,
+    /// How many blocks are live.
+    pub blocks: u64,
+    /// Physical memory held.
+    pub held: u64,
+    /// Sum over streams of the most that was held for each.
+    pub held_peak: u64,
+    /// How many granules that is.
+    pub granules: u64,
+    /// Held in granules without a live byte.
+    pub idle: u64,
+    /// Freed and waiting for other streams.
+    pub limbo: u64,
+    /// Old mappings that wait for a fence.
+    pub aliases: u64,
+    /// Allocations.
+    pub allocs: u64,
+    /// Of those, not served from mapped memory.
+    pub misses: u64,
+    /// Granules moved without a copy.
+    pub remaps: u64,
+    /// Granules taken from the pool.
+    pub creates: u64,
+    /// Waits of the host.
+    pub host_waits: u64,
+    /// Freed blocks that a stream was made to wait for on the device.
+    pub device_waits: u64,
+    /// Allocations that failed.
+    pub failures: u64,
+    /// Mappings the driver refused to undo so far.
+    pub broken: u64,
+}
+
+impl HeapStats {
+    /// Part of the held memory that holds no live byte, 0 to 1.
+    #[must_use]
+    pub fn waste(&self) -> f64 {
+        match self.held {
+            0 => 0.0,
+            held => 1.0 - self.live as f64 / held as f64,
+        }
+    }
+}
+
+impl Heap {
+    /// A heap on a pool. Nothing is reserved or created before the first allocation on a stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`], also for a pool whose policy is static: a heap needs granules of
+    /// many sizes.
+    pub fn new(pool: &Pool, config: HeapConfig) -> Result<Self> {
+        config.check()?;
+        if pool.config().policy == Policy::Static {
+            return Err(Error::InvalidConfig {
+                what: "policy of a heap's pool",
+                value: 0,
+                why: "a static pool has granules of one size only",
+            });
+        }
+        if pool.device().info().granularity > core::PAGE_BYTES {
+            return Err(Error::InvalidConfig {
+                what: "granularity of a heap's device",
+                value: pool.device().info().granularity,
+                why: "it is above 2 MiB",
+            });
+        }
+        Ok(Self {
+            shared: Arc::new(Shared {
+                pool: pool.clone(),
+                config,
+                lanes: RwLock::new(Vec::new()),
+            }),
+        })
+    }
+
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.shared.pool
+    }
+
+    /// A block of at least `size` bytes at a multiple of 256, for use on `stream` at once. No bytes
+    /// cost nothing and have address 0. The contents are anything, unless the pool zeroes at
+    /// hand-over; then they are anything this heap's own stream wrote, or zero.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfMemory`], [`Error::TooLarge`] or [`Error::AddressSpaceExhausted`] (no driver
+    /// call was made for a size that no device has), [`Error::Foreign`] for a stream of another
+    /// device, or a driver error. The heap is as before.
+    pub fn alloc(&self, size: u64, stream: &Stream) -> Result<Block> {
+        self.alloc_aligned(size, DEFAULT_ALIGN, stream)
+    }
+
+    /// As [`alloc`](Self::alloc), at a multiple of `align`, a power of two.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc); [`Error::InvalidConfig`] for another alignment.
+    pub fn alloc_aligned(&self, size: u64, align: u64, stream: &Stream) -> Result<Block> {
+        let lane = self.shared.lane(stream)?;
+        self.shared.alloc(&lane, size, align)
+    }
+
+    /// The heap's side for one stream: saves the look-up by stream on a hot path.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`], [`Error::AddressSpaceExhausted`] or a driver error.
+    pub fn on(&self, stream: &Stream) -> Result<StreamHeap> {
+        Ok(StreamHeap {
+            lane: self.shared.lane(stream)?,
+            shared: self.shared.clone(),
+        })
+    }
+
+    /// Frees a block that [`Block::into_raw`] gave up, after work of its own stream; address 0 is
+    /// accepted and does nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stale`] if no block is there (any more), [`Error::NotAStart`] for an address inside
+    /// one. Nothing changed.
+    pub fn free_raw(&self, addr: Va) -> Result<()> {
+        if addr.get() == 0 {
+            return Ok(());
+        }
+        self.shared.owner(addr)?.free(addr, u32::MAX)
+    }
+
+    /// As [`Block::record_use`], for an address.
+    ///
+    /// # Errors
+    ///
+    /// As [`free_raw`](Self::free_raw), and [`Error::Foreign`].
+    pub fn record_use_raw(&self, addr: Va, stream: &Stream) -> Result<()> {
+        self.shared.owner(addr)?.record_use(addr, stream)
+    }
+
+    /// Bytes that the block at an address may use.
+    ///
+    /// # Errors
+    ///
+    /// As [`free_raw`](Self::free_raw).
+    pub fn usable_size(&self, addr: Va) -> Result<u64> {
+        self.shared.owner(addr)?.usable(addr)
+    }
+
+    /// Gives granules without a live byte back to the pool, as far as their stream's work is done.
+    /// Does not wait. The bytes given back.
+    pub fn trim(&self) -> u64 {
+        let lanes = self.shared.lanes.read().clone();
+        lanes.iter().map(|lane| lane.give_back_idle(u64::MAX)).sum()
+    }
+
+    /// Figures of this moment.
+    #[must_use]
+    pub fn stats(&self) -> HeapStats {
+        let mut sum = HeapStats::default();
+        for lane in self.shared.lanes.read().iter() {
+            let state = lane.state.lock();
+            let core = state.core.stats();
+            sum.live += core.live - state.quick.bytes();
+            sum.live_peak += core.live_peak;
+            sum.blocks += core.blocks - state.quick.blocks();
+            sum.held += core.held;
+            sum.held_peak += state.counts.held_peak;
+            sum.granules += core.granules;
+            sum.idle += core.idle;
+            sum.limbo += state.limbo_bytes;
+            sum.aliases += state.stale.len() as u64;
+            sum.allocs += state.counts.allocs;
+            sum.misses += state.counts.misses;
+            sum.remaps += state.counts.remaps;
+            sum.creates += state.counts.creates;
+            sum.host_waits += state.counts.host_waits;
+            sum.device_waits += state.counts.device_waits;
+            sum.failures += state.counts.failures;
+            sum.broken += state.broken.len() as u64;
+        }
+        sum
+    }
+
+    /// Recounts the books and compares.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inconsistent`].
+    pub fn audit(&self) -> Result<HeapStats> {
+        for lane in self.shared.lanes.read().iter() {
+            lane.audit()?;
+        }
+        Ok(self.stats())
+    }
+}
+
+impl Shared {
+    fn alloc(&self, lane: &Arc<Lane>, size: u64, align: u64) -> Result<Block> {
+        if !align.is_power_of_two() {
+            return Err(Error::InvalidConfig {
+                what: "alignment",
+                value: align,
+                why: "it is not a power of two",
+            });
+        }
+        if size == 0 {
+            return Ok(Block::new(lane.clone(), Va::new(0), 0, 0));
+        }
+        let max = lane.range_len();
+        let rounded = self.config.rounding.round(size).filter(|r| *r <= max);
+        let rounded = rounded.ok_or(Error::TooLarge {
+            requested: size,
+            max,
+        })?;
+        lane.alloc(size, rounded, align)
+    }
+
+    fn lane(&self, stream: &Stream) -> Result<Arc<Lane>> {
+        let find = |lanes: &[Arc<Lane>]| lanes.iter().find(|l| l.stream() == stream).cloned();
+        if let Some(lane) = find(&self.lanes.read()) {
+            return Ok(lane);
+        }
+        if !stream.device().is_same(self.pool.device()) {
+            return Err(Error::Foreign {
+                what: "stream",
+                owner: "device",
+            });
+        }
+        // Reserved without the lock; a lane that somebody else was quicker with goes again.
+        let fresh = Lane::new(&self.pool, &self.config, stream)?;
+        let mut lanes = self.lanes.write();
+        if let Some(lane) = find(&lanes) {
+            drop(lanes);
+            return Ok(lane);
+        }
+        lanes.push(fresh.clone());
+        Ok(fresh)
+    }
+
+    fn owner(&self, addr: Va) -> Result<Arc<Lane>> {
+        let lanes = self.lanes.read();
+        let lane = lanes.iter().find(|l| l.contains(addr)).cloned();
+        lane.ok_or(Error::Stale {
+            what: "block",
+            value: addr.get(),
+        })
+    }
+}
+
+/// A [`Heap`] as one stream sees it. Cheap to clone.
+#[derive(Clone)]
+pub struct StreamHeap {
+    lane: Arc<Lane>,
+    shared: Arc<Shared>,
+}
+
+impl StreamHeap {
+    /// As [`Heap::alloc`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::alloc`].
+    pub fn alloc(&self, size: u64) -> Result<Block> {
+        self.shared.alloc(&self.lane, size, DEFAULT_ALIGN)
+    }
+
+    /// As [`Heap::alloc_aligned`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::alloc_aligned`].
+    pub fn alloc_aligned(&self, size: u64, align: u64) -> Result<Block> {
+        self.shared.alloc(&self.lane, size, align)
+    }
+
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        self.lane.stream()
+    }
+}
+
+impl fmt::Debug for StreamHeap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StreamHeap").field(&self.lane).finish()
+    }
+}
+
+impl fmt::Debug for Heap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heap")
+            .field("pool", &self.shared.pool)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
