@@ -337,7 +337,7 @@ fn check_programs(on: On, cases: u32) {
 
 #[test]
 fn random_programs_agree_with_the_model_on_sim() {
-    check_programs(On::Sim, 2000);
+    check_programs(On::Sim, 1000);
 }
 
 #[test]
