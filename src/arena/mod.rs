@@ -504,7 +504,10 @@ impl Shared {
         let bytes = self.ladder.missing(line.end(), to, line.reservation.len());
         let mut granules = match bytes {
             0 => Vec::new(),
-            _ => self.pool.shared().take_all(&[line.need(bytes)], effort)?,
+            _ => {
+                let pool = self.pool.shared();
+                pool.take_all(&[line.need(bytes)], effort, &mut |_| 0)?
+            }
         };
         let before = line.slots();
         let list = granules.pop().unwrap_or_default();
@@ -585,6 +588,30 @@ impl Shared {
         line.tear_down()
     }
 
+    /// Gives back what lies past the length and past `keep`, as far as nobody uses it, up to about
+    /// `want` bytes; the bytes.
+    fn reclaim_from(&self, line: &mut Line, keep: u64, want: u64) -> u64 {
+        let (first, touched) = {
+            let mut meta = self.meta.lock();
+            let keep = keep.max(meta.len);
+            meta.open = meta.open.min(keep);
+            let touched = meta.touched.max(keep);
+            (line.slots_below(keep), line.slots_below(touched))
+        };
+        let mut got = line.cut_idle(touched, want);
+        // Memory that was truncated away may still have work queued on it.
+        let short = got < want && touched > first && line.slots() <= touched;
+        if let Some(Ok(fences)) = short.then(|| self.fences()) {
+            line.defer(first, touched, &fences);
+            let mut meta = self.meta.lock();
+            meta.touched = meta.touched.min(keep.max(meta.len));
+            drop(meta);
+            got += line.cut_idle(first, want - got);
+        }
+        self.publish(line);
+        got
+    }
+
     fn look_ahead_now(&self) {
         if self.look_ahead > 0 {
             let (len, open) = {
@@ -620,24 +647,7 @@ impl Holder for Shared {
     fn reclaim(&self, want: u64) -> Option<u64> {
         // Whoever holds the line is growing or shrinking, perhaps the very thread that asks.
         let mut line = self.line.try_lock()?;
-        let (first, touched) = {
-            let mut meta = self.meta.lock();
-            meta.open = meta.open.min(meta.len);
-            (line.slots_below(meta.len), line.slots_below(meta.touched))
-        };
-        let mut got = line.cut_idle(touched, want);
-        // Memory that was truncated away may still have work queued on it.
-        if got < want && touched > first && line.slots() <= touched {
-            if let Ok(fences) = self.fences() {
-                line.defer(first, touched, &fences);
-                let mut meta = self.meta.lock();
-                meta.touched = meta.len;
-                drop(meta);
-                got += line.cut_idle(first, want - got);
-            }
-        }
-        self.publish(&line);
-        Some(got)
+        Some(self.reclaim_from(&mut line, 0, want))
     }
 
     fn map_ahead(&self) {

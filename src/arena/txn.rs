@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::line::{Line, Waiter};
-use crate::pool::Effort;
+use crate::pool::{Effort, Granule, Need};
 use crate::sync::MutexGuard;
 use crate::{Error, Result};
 
@@ -19,12 +19,13 @@ pub(super) fn grow(wishes: &[Wish<'_>], waiter: Waiter<'_>) -> Result<()> {
     let mut order: Vec<&Wish<'_>> = wishes.iter().collect();
     // Every thread locks in the same order, by address.
     order.sort_by_key(|w| std::ptr::from_ref(w.arena));
-    let mut lines: Vec<(&Wish<'_>, MutexGuard<'_, Line>)> = order
+    let mut lines: Vec<Locked<'_, '_>> = order
         .into_iter()
         .map(|wish| (wish, wish.arena.line.lock()))
         .collect();
+    let granules = take(&mut lines)?;
     let before: Vec<usize> = lines.iter().map(|(_, line)| line.slots()).collect();
-    let done = map_missing(&mut lines, waiter);
+    let done = map(&mut lines, granules, waiter);
     for ((wish, line), before) in lines.iter_mut().zip(before) {
         match done {
             Ok(()) => line.settle(wish.to),
@@ -40,23 +41,39 @@ pub(super) fn grow(wishes: &[Wish<'_>], waiter: Waiter<'_>) -> Result<()> {
     done
 }
 
-fn map_missing(lines: &mut [(&Wish<'_>, MutexGuard<'_, Line>)], waiter: Waiter<'_>) -> Result<()> {
-    let mut needs = Vec::with_capacity(lines.len());
-    for (wish, line) in lines.iter() {
-        let bytes = wish
-            .arena
-            .ladder
-            .missing(line.end(), wish.to, line.reservation.len());
-        needs.push(line.need(bytes));
-    }
-    let Some((first, _)) = lines.first() else {
-        return Ok(());
+type Locked<'w, 'a> = (&'w Wish<'a>, MutexGuard<'a, Line>);
+
+/// Granules for what is not mapped yet. Tails of these very arenas, which the pool cannot ask for
+/// while they are locked, are given up when it is short.
+fn take(lines: &mut [Locked<'_, '_>]) -> Result<Vec<Vec<Granule>>> {
+    let needs: Vec<Need> = lines.iter().map(need).collect();
+    let Some((first, _)) = lines.first().filter(|_| needs.iter().any(|n| n.bytes > 0)) else {
+        return Ok(needs.iter().map(|_| Vec::new()).collect());
     };
-    let mut granules = match needs.iter().all(|n| n.bytes == 0) {
-        true => needs.iter().map(|_| Vec::new()).collect(),
-        false => first.arena.pool.shared().take_all(&needs, Effort::Full)?,
+    let pool = first.arena.pool.shared();
+    // No need changes by it: what is cut lies past the length wished for.
+    let mut own = |want: u64| {
+        let given_up = |got: u64, (wish, line): &mut Locked<'_, '_>| {
+            got + wish
+                .arena
+                .reclaim_from(line, wish.to, want.saturating_sub(got))
+        };
+        lines.iter_mut().fold(0, given_up)
     };
-    for ((wish, line), list) in lines.iter_mut().zip(granules.drain(..)) {
+    pool.take_all(&needs, Effort::Full, &mut own)
+}
+
+fn need((wish, line): &Locked<'_, '_>) -> Need {
+    let ladder = wish.arena.ladder;
+    line.need(ladder.missing(line.end(), wish.to, line.reservation.len()))
+}
+
+fn map(
+    lines: &mut [Locked<'_, '_>],
+    granules: Vec<Vec<Granule>>,
+    waiter: Waiter<'_>,
+) -> Result<()> {
+    for ((wish, line), list) in lines.iter_mut().zip(granules) {
         line.reopen(wish.to, waiter)?;
         line.append(list, waiter)?;
     }

@@ -1,5 +1,11 @@
 //! Integration tests: one binary, a module per subject.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "that is how a test fails, in its helpers too"
+)]
+
 #[cfg(target_os = "linux")]
 #[macro_use]
 mod support;

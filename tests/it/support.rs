@@ -81,15 +81,6 @@ impl Rig {
         Self::over(inner, turn)
     }
 
-    /// A simulated device of that much memory.
-    pub fn small(total_memory: u64) -> Self {
-        let config = SimConfig {
-            total_memory,
-            ..SimConfig::default()
-        };
-        Self::over(Arc::new(SimDriver::new(config).unwrap()), None)
-    }
-
     /// As [`new`](Self::new), but the simulated device looks for races.
     pub fn racing(on: On) -> Self {
         let config = SimConfig {
