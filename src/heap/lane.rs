@@ -418,8 +418,8 @@ impl Lane {
             .sum::<u64>();
     }
 
-    /// Recounts the books.
-    pub(super) fn audit(&self) -> Result<()> {
+    /// Recounts the books; the bytes held.
+    pub(super) fn audit(&self) -> Result<u64> {
         let state = self.state.lock();
         if let Err(fault) = state.core.audit() {
             tracing::error!(?fault, "heap books");
@@ -429,17 +429,23 @@ impl Lane {
                 counted: 1,
             });
         }
-        let check = |what, booked, counted| match booked == counted {
-            true => Ok(()),
-            false => Err(Error::Inconsistent {
-                what,
-                booked,
-                counted,
-            }),
-        };
         let limbo = state.limbo.iter().map(|l| l.len).sum();
         check("limbo bytes", state.limbo_bytes, limbo)?;
-        check("held bytes", state.core.held(), state.granules.bytes())
+        check("orders under way", state.in_hand as u64, 0)?;
+        check("held bytes", state.core.held(), state.granules.bytes())?;
+        Ok(state.core.held())
+    }
+}
+
+/// An error if a figure of the books is not what a recount gives.
+pub(super) fn check(what: &'static str, booked: u64, counted: u64) -> Result<()> {
+    match booked == counted {
+        true => Ok(()),
+        false => Err(Error::Inconsistent {
+            what,
+            booked,
+            counted,
+        }),
     }
 }
 

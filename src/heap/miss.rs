@@ -390,7 +390,8 @@ impl Lane {
     /// Books that the heap holds less, or will not create what it meant to.
     pub(super) fn no_longer_held(&self, bytes: u64) {
         if let Some(heap) = self.heap() {
-            *heap.held.lock() -= bytes;
+            let mut held = heap.held.lock();
+            *held = held.saturating_sub(bytes);
         }
     }
 

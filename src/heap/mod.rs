@@ -263,15 +263,18 @@ impl Heap {
         sum
     }
 
-    /// Recounts the books and compares.
+    /// Recounts the books and compares. Exact only while no other thread is inside an operation of
+    /// this heap.
     ///
     /// # Errors
     ///
     /// [`Error::Inconsistent`].
     pub fn audit(&self) -> Result<HeapStats> {
+        let mut held = 0;
         for lane in self.shared.lanes.read().iter() {
-            lane.audit()?;
+            held += lane.audit()?;
         }
+        lane::check("bytes held by a heap", *self.shared.held.lock(), held)?;
         Ok(self.stats())
     }
 }
