@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use granule::driver::record::Counts;
-use granule::driver::{Call, DriverCode, Kernel};
-use granule::units::MIB;
+use granule::driver::{Call, DriverCode, Kernel, StreamId};
+use granule::units::{MIB, Va, VaRange};
 use granule::{Block, HeapConfig, HeapStats};
 
 use super::yard::Yard;
@@ -58,6 +58,10 @@ impl World {
         for (block, seed, stream) in &self.live {
             self.yard.check(block, *seed, *stream);
         }
+    }
+
+    fn try_alloc_bare(&self, size: u64) -> granule::Result<Block> {
+        self.yard.heap.alloc(size, &self.yard.streams[0])
     }
 
     fn try_alloc(&mut self, size: u64, stream: usize) -> granule::Result<()> {
@@ -393,4 +397,43 @@ fn a_device_that_is_full_gives_what_is_idle(on: On) {
     world.look();
     world.yard.audit();
     end(world);
+}
+
+/// Queued work hit memory that was not there, and nothing on the device works any more.
+fn lose(on: On) {
+    let mut world = World::new(on, 64 * MIB, config());
+    world.keep(8 * MIB, 0);
+    world.keep(2 * MIB, 1);
+    let (shared, ..) = world.live.pop().unwrap();
+    let range = VaRange::new(Va::new(0x6000_0000), 64).unwrap();
+    let rig = &world.yard.rig;
+    let bad = Kernel::WritePattern { range, seed: 0 };
+    rig.inner.launch(bad, StreamId::DEFAULT).unwrap();
+    assert!(rig.inner.sync_stream(StreamId::DEFAULT).is_err());
+    assert!(rig.is_lost());
+    shared.free_on(&world.yard.streams[2]).unwrap();
+    world.try_alloc_bare(16 * MIB).unwrap_err();
+    world.live.clear();
+    world.yard.heap.trim();
+    let Yard {
+        streams,
+        heap,
+        pool,
+        words,
+        rig,
+    } = world.yard;
+    drop((heap, pool, words, streams));
+    rig.device.sweep();
+    let left = rig.left();
+    assert_eq!((left.granules, left.mappings, left.reservations), (0, 0, 0));
+}
+
+#[test]
+fn a_lost_device_gets_everything_back_on_sim() {
+    lose(On::Sim);
+}
+
+#[test]
+fn a_lost_device_gets_everything_back_on_host() {
+    lose(On::Host);
 }
