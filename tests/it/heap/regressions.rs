@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use granule::driver::Call;
 use granule::units::{GIB, KIB, MIB, Va};
-use granule::{Arena, Error, HeapConfig};
+use granule::{Arena, Error, Heap, HeapConfig, Policy, PoolConfig, Rounding};
 
 use super::yard::Yard;
 use crate::support::{On, eventually};
@@ -233,7 +233,7 @@ fn an_idle_stream_does_not_strand_its_memory(on: On) {
 /// A second free, and addresses that are no blocks.
 fn wrong_frees_are_refused_and_change_nothing(on: On) {
     let yard = Yard::new(on, 64 * MIB, HeapConfig::default(), 2);
-    let other = granule::Heap::new(&yard.pool, HeapConfig::default()).unwrap();
+    let other = Heap::new(&yard.pool, HeapConfig::default()).unwrap();
     let foreign = other.alloc(MIB, &yard.streams[0]).unwrap();
     let kept = yard.filled(MIB, 0, 1);
     let small = yard.alloc(256, 0);
@@ -313,15 +313,12 @@ fn sizes_that_wrap_are_too_large_and_reach_no_driver(on: On) {
         let error = yard.heap.alloc_aligned(MIB, align, stream).unwrap_err();
         assert!(matches!(error, Error::InvalidConfig { .. }), "{error}");
     }
-    for rounding in [
-        granule::Rounding::PowerOfTwo,
-        granule::Rounding::Divisions(4),
-    ] {
+    for rounding in [Rounding::PowerOfTwo, Rounding::Divisions(4)] {
         let config = HeapConfig {
             rounding,
             ..HeapConfig::default()
         };
-        let heap = granule::Heap::new(&yard.pool, config).unwrap();
+        let heap = Heap::new(&yard.pool, config).unwrap();
         for size in huge {
             assert!(matches!(
                 heap.alloc(size, stream),
@@ -428,7 +425,7 @@ fn dropping_a_heap_waits_for_work_on_its_memory(on: On) {
             std::thread::sleep(Duration::from_millis(20));
             drop(holds);
         });
-        let fresh = granule::Heap::new(&yard.pool, HeapConfig::default()).unwrap();
+        let fresh = Heap::new(&yard.pool, HeapConfig::default()).unwrap();
         drop(std::mem::replace(&mut yard.heap, fresh.clone()));
         fresh
     });
@@ -525,7 +522,7 @@ fn blocks_outlive_their_heap(on: On) {
     let mut yard = Yard::new(on, 64 * MIB, HeapConfig::default(), 1);
     let block = yard.filled(8 * MIB, 0, 1);
     let raw = yard.alloc(MIB, 0).into_raw();
-    yard.heap = granule::Heap::new(&yard.pool, HeapConfig::default()).unwrap();
+    yard.heap = Heap::new(&yard.pool, HeapConfig::default()).unwrap();
     assert!(yard.heap.free_raw(raw).is_err());
     yard.check(&block, 1, 0);
     yard.write(&block, 2, 0);
@@ -597,4 +594,150 @@ fn heaps_and_arenas_share_a_budget() {
     yard.audit();
     drop(arena);
     yard.end();
+}
+
+/// Memory of the host went while a kernel used it, since nothing synchronised as the device's free does.
+#[test]
+fn memory_of_the_host_stays_until_its_work_is_done_and_then_goes() {
+    use granule::driver::host::HostDriver;
+    let yard = Yard::new(On::Host, 64 * MIB, HeapConfig::default(), 1);
+    let resident = || {
+        let driver = yard.rig.inner.as_any().downcast_ref::<HostDriver>();
+        driver.unwrap().resident_bytes()
+    };
+    let before = resident();
+    let block = yard.alloc(16 * MIB, 0);
+    let stream = yard.streams[0].id();
+    yard.rig.inner.fill(block.range(), 1, stream).unwrap();
+    yard.sync();
+    assert!(resident() >= before + 16 * MIB);
+    let hold = yard.streams[0].hold().unwrap();
+    yard.rig.inner.fill(block.range(), 2, stream).unwrap();
+    drop(block);
+    let counts = yard.rig.counts();
+    assert_eq!(yard.heap.trim(), 0);
+    yard.pool.trim(0).unwrap();
+    assert_eq!(yard.rig.calls(&counts, Call::Unmap), 0);
+    drop(hold);
+    yard.sync();
+    let gone = eventually(|| {
+        yard.heap.trim();
+        yard.pool.trim(0).unwrap();
+        resident() <= before
+    });
+    gone.unwrap_or_else(|()| panic!("{} bytes stay", resident() - before));
+    yard.audit();
+    yard.end();
+}
+
+/// What cannot work is refused when the heap is made, and what belongs elsewhere when it is passed.
+#[test]
+fn settings_and_strangers_are_refused() {
+    let yard = Yard::new(On::Sim, 64 * MIB, HeapConfig::default(), 1);
+    let good = HeapConfig::default;
+    let bad = [
+        HeapConfig {
+            small: 8 * KIB,
+            ..good()
+        },
+        HeapConfig {
+            granule_max: 0,
+            ..good()
+        },
+        HeapConfig {
+            granule_max: 3 * MIB,
+            ..good()
+        },
+        HeapConfig {
+            granule_min: MIB,
+            ..good()
+        },
+        HeapConfig {
+            granule_min: u64::MAX,
+            ..good()
+        },
+        HeapConfig {
+            rounding: Rounding::Divisions(3),
+            ..good()
+        },
+        HeapConfig {
+            rounding: Rounding::Divisions(0),
+            ..good()
+        },
+    ];
+    for config in bad {
+        let made = yard
+            .rig
+            .without_calls(|| Heap::new(&yard.pool, config.clone()));
+        assert!(
+            matches!(made, Err(Error::InvalidConfig { .. })),
+            "{config:?}"
+        );
+    }
+    let fixed = PoolConfig::with_budget(4 * MIB).granule(2 * MIB);
+    let fixed = yard.rig.pool(fixed.policy(Policy::Static));
+    assert!(matches!(
+        Heap::new(&fixed, good()),
+        Err(Error::InvalidConfig { .. })
+    ));
+
+    let other = Yard::new(On::Sim, 64 * MIB, HeapConfig::default(), 1);
+    let foreign = &other.streams[0];
+    let is_foreign = |result: granule::Result<()>| matches!(result, Err(Error::Foreign { .. }));
+    let block = yard.alloc(MIB, 0);
+    assert!(is_foreign(yard.heap.alloc(1, foreign).map(drop)));
+    assert!(is_foreign(yard.heap.on(foreign).map(drop)));
+    assert!(is_foreign(block.record_use(foreign)));
+    assert!(is_foreign(block.record_fence(&foreign.fence().unwrap())));
+    assert!(is_foreign(block.free_on(foreign)));
+    assert_eq!(yard.heap.stats().blocks, 0);
+    drop(fixed);
+    other.end();
+    yard.audit();
+    yard.end();
+}
+
+/// A limit on addresses is no limit on memory, and the error says which it was.
+#[test]
+fn too_few_addresses_are_told_from_too_little_memory() {
+    let config = HeapConfig {
+        addresses: Some(32 * MIB),
+        ..no_wait()
+    };
+    let yard = Yard::new(On::Sim, 256 * MIB, config, 1);
+    let all: Vec<_> =
+        std::iter::from_fn(|| yard.heap.alloc(8 * MIB, &yard.streams[0]).ok()).collect();
+    assert_eq!(all.len(), 4);
+    let error = yard.heap.alloc(8 * MIB, &yard.streams[0]).unwrap_err();
+    assert!(
+        matches!(error, Error::AddressSpaceExhausted { .. }),
+        "{error}"
+    );
+    let error = yard.heap.alloc(33 * MIB, &yard.streams[0]).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    drop(all);
+    yard.audit();
+    yard.end();
+}
+
+/// Rounded sizes are what blocks may use.
+#[test]
+fn rounding_shows_in_the_usable_size() {
+    for (rounding, size, usable) in [
+        (Rounding::Exact, 1000, 1024),
+        (Rounding::PowerOfTwo, 5 * MIB, 8 * MIB),
+        (Rounding::Divisions(4), 5 * MIB, 5 * MIB),
+        (Rounding::Divisions(4), 5 * MIB + 1, 6 * MIB),
+    ] {
+        let config = HeapConfig {
+            rounding,
+            ..HeapConfig::default()
+        };
+        let yard = Yard::new(On::Sim, 64 * MIB, config, 1);
+        let block = yard.alloc(size, 0);
+        assert_eq!(block.len(), size);
+        assert_eq!(yard.heap.usable_size(block.ptr()).unwrap(), usable);
+        drop(block);
+        yard.end();
+    }
 }
