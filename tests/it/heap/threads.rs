@@ -1,26 +1,31 @@
 //! Many threads on one heap.
 
 use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
 use granule::driver::sim::{SimConfig, SimDriver};
 use granule::driver::{
-    Access, Call, DeviceInfo, Driver, DriverKind, DriverResult, EventId, GranuleProps, Hold,
-    Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
+    Access, Call, DeviceInfo, Driver, DriverCode, DriverKind, DriverResult, EventId, GranuleProps,
+    Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
 };
 use granule::units::{KIB, MIB, Va, VaRange};
 use granule::{Block, Error, HeapConfig};
 
 use super::yard::Yard;
-use crate::support::{On, PATIENCE, Rig};
+use crate::support::{On, PATIENCE, Rig, eventually};
 
 on_each_driver! {
     eight_threads_with_a_stream_each
     eight_threads_on_one_stream
     threads_that_trim_and_stop_disturb_nobody
+    failing_calls_of_one_thread_hurt_no_other
 }
+
+/// The code that tests make calls fail with.
+const INJECTED: DriverCode = DriverCode(12345);
 
 /// A generator that needs no state but a number.
 fn next(state: &mut u64) -> u64 {
@@ -46,7 +51,8 @@ fn churn(yard: &Yard, stream: usize, thread: u64, rounds: u64) -> usize {
                 live.push((block, seed));
             }
             Err(error) => {
-                assert!(error.is_out_of_memory(), "{error}");
+                let injected = error.driver_error().is_some_and(|e| e.code == INJECTED);
+                assert!(error.is_out_of_memory() || injected, "{error}");
                 failures += 1;
             }
         }
@@ -122,6 +128,47 @@ fn threads_that_trim_and_stop_disturb_nobody(on: On) {
             });
         }
     });
+    yard.audit();
+    yard.end();
+}
+
+/// Calls fail now and then while six threads on three streams go on. Every block keeps its bytes, and
+/// the books are right when all is over.
+fn failing_calls_of_one_thread_hurt_no_other(on: On) {
+    let yard = Yard::new(on, 192 * MIB, config(), 3);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let threads: Vec<_> = (0..6)
+            .map(|i| {
+                let yard = &yard;
+                s.spawn(move || churn(yard, i % 3, i as u64, 150))
+            })
+            .collect();
+        s.spawn(|| {
+            let mut state = 77;
+            while !over.load(Ordering::Relaxed) {
+                let nth = 1 + next(&mut state) % 20;
+                yard.rig.fault.fail_nth_overall(nth, INJECTED);
+                std::thread::sleep(Duration::from_micros(200));
+                if next(&mut state).is_multiple_of(4) {
+                    yard.heap.trim();
+                }
+                yard.rig.fault.clear();
+            }
+        });
+        let ends: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
+        over.store(true, Ordering::Relaxed);
+        let failures: usize = ends.into_iter().map(|end| end.unwrap()).sum();
+        assert!(failures < 6 * 150, "nothing succeeded");
+    });
+    yard.rig.fault.clear();
+    assert!(yard.rig.fault.fired() > 0);
+    yard.sync();
+    let settled = eventually(|| {
+        yard.heap.trim();
+        yard.heap.stats().broken == 0
+    });
+    settled.unwrap_or_else(|()| panic!("{:?}", yard.heap.stats()));
     yard.audit();
     yard.end();
 }
