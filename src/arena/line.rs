@@ -68,6 +68,25 @@ impl Slot {
             && self.zeroing.as_mut().is_none_or(Zeroing::is_done)
     }
 
+    /// Orders whoever takes the memory behind the zeroing that is still queued.
+    fn outlast_zeroing(&mut self, waiter: Waiter<'_>) -> Result<()> {
+        let Some(zeroing) = &mut self.zeroing else {
+            return Ok(());
+        };
+        if !zeroing.is_done() {
+            match (waiter, &*zeroing) {
+                (Waiter::Stream(taker), Zeroing::Before(fence)) => return taker.wait(fence),
+                (Waiter::Stream(taker), Zeroing::On(stream)) => {
+                    return taker.wait(&stream.fence()?);
+                }
+                (Waiter::Host, Zeroing::Before(fence)) => fence.wait()?,
+                (Waiter::Host, Zeroing::On(stream)) => stream.synchronize()?,
+            }
+        }
+        self.zeroing = None;
+        Ok(())
+    }
+
     fn end(&self) -> u64 {
         self.offset + self.granule.len()
     }
@@ -99,6 +118,8 @@ pub(super) struct Line {
     pool: Arc<PoolShared>,
     device: Device,
     slots: Vec<Slot>,
+    /// Bytes whose takers know the stream that zeroes them.
+    granted: u64,
 }
 
 impl Line {
@@ -108,6 +129,7 @@ impl Line {
             pool,
             device,
             slots: Vec::new(),
+            granted: 0,
         }
     }
 
@@ -123,7 +145,10 @@ impl Line {
             .iter()
             .rev()
             .take_while(|s| !s.open || !s.fences.is_empty());
-        closed.last().map_or_else(|| self.end(), |s| s.offset)
+        let open = closed.last().map_or_else(|| self.end(), |s| s.offset);
+        let granted = self.slots.partition_point(|s| s.end() <= self.granted);
+        let zeroing = self.slots[granted..].iter().find(|s| s.zeroing.is_some());
+        zeroing.map_or(open, |s| open.min(s.offset.max(self.granted)))
     }
 
     pub(super) fn extents(&self, len: u64) -> Vec<Extent> {
@@ -150,7 +175,7 @@ impl Line {
     /// The fences stay until [`settle`](Self::settle), since a wait of one stream is nobody else's.
     pub(super) fn reopen(&mut self, to: u64, waiter: Waiter<'_>) -> Result<()> {
         let open = self.open();
-        let first = self.slots.partition_point(|s| s.offset < open);
+        let first = self.slots.partition_point(|s| s.end() <= open);
         for i in first..self.slots_below(to) {
             for fence in &self.slots[i].fences {
                 match waiter {
@@ -158,6 +183,7 @@ impl Line {
                     Waiter::Stream(stream) => stream.wait(fence)?,
                 }
             }
+            self.slots[i].outlast_zeroing(waiter)?;
             if !self.slots[i].open {
                 let (offset, len) = (self.slots[i].offset, self.slots[i].granule.len());
                 self.set_access(offset, len)?;
@@ -170,6 +196,7 @@ impl Line {
 
     /// Forgets the fences of what is in use again up to `to`; somebody has waited for them.
     pub(super) fn settle(&mut self, to: u64) {
+        self.granted = self.granted.max(to);
         let below = self.slots_below(to);
         for slot in &mut self.slots[..below] {
             if !slot.fences.is_empty() {
@@ -261,11 +288,12 @@ impl Line {
         Ok(())
     }
 
-    /// Takes back what was appended after there were `first` slots. A slot that the driver refuses
-    /// to unmap stays at the end, closed or open, for the next growth to use.
+    /// Takes back what was appended after there were `first` slots, without waiting. A slot that is
+    /// still being zeroed, or that the driver refuses to unmap, stays at the end, closed or open, for
+    /// the next growth to use or the next shrink to give back.
     pub(super) fn undo_to(&mut self, first: usize) {
-        // The error that led here is the one to report.
-        let _ = self.cut_to(first);
+        // Zeroing may be queued behind work that needs this very thread: it is not waited for.
+        self.cut_idle(first, u64::MAX);
     }
 
     pub(super) fn slots(&self) -> usize {
@@ -305,6 +333,7 @@ impl Line {
         let Some(slot) = self.slots.pop() else {
             return Ok(Ok(()));
         };
+        self.granted = self.granted.min(slot.offset);
         if !slot.fences.is_empty() {
             self.pool.note_pending(0, slot.granule.len());
         }
@@ -367,8 +396,8 @@ impl Line {
         self.slots[..below]
             .iter_mut()
             .rev()
-            .take_while(|s| !s.open || !s.fences.is_empty())
-            .all(|s| s.fences.iter().all(|f| f.is_done().unwrap_or(false)))
+            .take_while(|s| !s.open || !s.fences.is_empty() || s.zeroing.is_some())
+            .all(Slot::is_idle)
     }
 
     /// Bytes that wait for fences.

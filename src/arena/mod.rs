@@ -24,7 +24,7 @@ pub use line::Extent;
 use line::{Line, Waiter};
 pub use pin::Pin;
 use pin::Pins;
-use txn::Wish;
+use txn::{Needs, Wish};
 
 /// One contiguous range of device memory that grows and shrinks in place: its base address never
 /// changes and its bytes are never copied.
@@ -124,7 +124,7 @@ impl Arena {
         let reservation = Reservation::new(device, capacity, at_least, smallest)?;
         let ladder = Ladder {
             smallest,
-            largest: shared.granule(),
+            largest: shared.largest_granule(),
         };
         let shared = Arc::new_cyclic(|this| Shared {
             pool: pool.clone(),
@@ -501,11 +501,8 @@ impl Shared {
     }
 
     fn map_to(&self, line: &mut Line, to: u64, effort: Effort) -> Result<()> {
-        let bytes = self.ladder.missing(line.end(), to, line.reservation.len());
-        let mut granules = match bytes {
-            0 => Vec::new(),
-            _ => self.pool.shared().take_all(&[line.need(bytes)], effort)?,
-        };
+        let needs = Needs::of(&[(self, &*line, to)]);
+        let mut granules = needs.take(&self.pool, effort, &mut |_| 0)?;
         let before = line.slots();
         let list = granules.pop().unwrap_or_default();
         let done = line
@@ -585,6 +582,30 @@ impl Shared {
         line.tear_down()
     }
 
+    /// Gives back what lies past the length and past `keep`, as far as nobody uses it, up to about
+    /// `want` bytes; the bytes.
+    fn reclaim_from(&self, line: &mut Line, keep: u64, want: u64) -> u64 {
+        let (first, touched) = {
+            let mut meta = self.meta.lock();
+            let keep = keep.max(meta.len);
+            meta.open = meta.open.min(keep);
+            let touched = meta.touched.max(keep);
+            (line.slots_below(keep), line.slots_below(touched))
+        };
+        let mut got = line.cut_idle(touched, want);
+        // Memory that was truncated away may still have work queued on it.
+        let short = got < want && touched > first && line.slots() <= touched;
+        if let Some(Ok(fences)) = short.then(|| self.fences()) {
+            line.defer(first, touched, &fences);
+            let mut meta = self.meta.lock();
+            meta.touched = meta.touched.min(keep.max(meta.len));
+            drop(meta);
+            got += line.cut_idle(first, want - got);
+        }
+        self.publish(line);
+        got
+    }
+
     fn look_ahead_now(&self) {
         if self.look_ahead > 0 {
             let (len, open) = {
@@ -620,24 +641,7 @@ impl Holder for Shared {
     fn reclaim(&self, want: u64) -> Option<u64> {
         // Whoever holds the line is growing or shrinking, perhaps the very thread that asks.
         let mut line = self.line.try_lock()?;
-        let (first, touched) = {
-            let mut meta = self.meta.lock();
-            meta.open = meta.open.min(meta.len);
-            (line.slots_below(meta.len), line.slots_below(meta.touched))
-        };
-        let mut got = line.cut_idle(touched, want);
-        // Memory that was truncated away may still have work queued on it.
-        if got < want && touched > first && line.slots() <= touched {
-            if let Ok(fences) = self.fences() {
-                line.defer(first, touched, &fences);
-                let mut meta = self.meta.lock();
-                meta.touched = meta.len;
-                drop(meta);
-                got += line.cut_idle(first, want - got);
-            }
-        }
-        self.publish(&line);
-        Some(got)
+        Some(self.reclaim_from(&mut line, 0, want))
     }
 
     fn map_ahead(&self) {

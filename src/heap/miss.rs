@@ -415,7 +415,7 @@ impl Lane {
             let want = lacking.max(PAGE_BYTES);
             let got = match self.heap().filter(|_| short.own) {
                 Some(heap) => heap.give_back_idle(want),
-                None => self.pool.shared().reclaim(want).0,
+                None => self.pool.shared().reclaim(want),
             };
             if got > 0 {
                 return Ok(());

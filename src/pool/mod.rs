@@ -81,14 +81,20 @@ pub(crate) enum Effort {
 /// in, which may give memory back.
 pub(crate) const BUSY: Duration = Duration::from_millis(10);
 
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_micros(50);
+
 /// A search for memory.
-#[derive(Clone, Copy)]
-struct Quest {
+struct Quest<'a> {
     /// Holders that ask, and so cannot be asked.
     asking: usize,
+    /// Gets memory back from those; what one of [`Holder::reclaim`] answers.
+    own: &'a mut dyn FnMut(u64) -> u64,
     requested: u64,
     effort: Effort,
     started: Instant,
+    /// How long the fences of deferred shrinks are waited for.
+    wait: Duration,
 }
 
 pub(crate) struct Shared {
@@ -231,10 +237,6 @@ impl Shared {
         }
     }
 
-    pub(crate) fn granule(&self) -> u64 {
-        self.config.granule
-    }
-
     pub(crate) fn register(&self, holder: Weak<dyn Holder>) {
         let mut holders = self.holders.lock();
         holders.retain(|h| h.strong_count() > 0);
@@ -246,9 +248,13 @@ impl Shared {
         holders.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Asks holders for memory nobody uses; the bytes that came back, and how many holders could
-    /// not be asked.
-    pub(crate) fn reclaim(&self, want: u64) -> (u64, usize) {
+    /// Asks holders for memory nobody uses; the bytes that came back.
+    pub(crate) fn reclaim(&self, want: u64) -> u64 {
+        self.ask(want).0
+    }
+
+    /// As [`reclaim`](Self::reclaim), and how many holders could not be asked.
+    pub(crate) fn ask(&self, want: u64) -> (u64, usize) {
         let (mut got, mut busy) = (0, 0);
         for holder in self.live_holders() {
             if got >= want {
@@ -262,23 +268,27 @@ impl Shared {
         (got, busy)
     }
 
-    /// Granules for all needs, one list a need, or nothing.
+    /// Granules for all needs, one list a need, or nothing. `own` gets memory back from the holders
+    /// that ask, which are busy asking.
     pub(crate) fn take_all(
         self: &Arc<Self>,
         needs: &[Need],
         effort: Effort,
+        own: &mut dyn FnMut(u64) -> u64,
     ) -> Result<Vec<Vec<Granule>>> {
         let requested = needs
             .iter()
             .fold(0u64, |sum, n| sum.saturating_add(n.bytes));
-        let quest = Quest {
+        let mut quest = Quest {
             asking: needs.len(),
+            own,
             requested,
             effort,
             started: Instant::now(),
+            wait: self.config.wait,
         };
-        let admission = self.admit(needs, quest)?;
-        let result = self.carry_out(admission, quest);
+        let admission = self.admit(needs, &mut quest)?;
+        let result = self.carry_out(admission, &mut quest);
         self.top_up_later(self);
         result
     }
@@ -286,21 +296,27 @@ impl Shared {
     /// Granules of exactly these lengths, in any order, or nothing. Takes from the pool alone.
     pub(crate) fn take_exactly(self: &Arc<Self>, lens: &[u64]) -> Result<Vec<Granule>> {
         let requested = lens.iter().fold(0u64, |sum, l| sum.saturating_add(*l));
-        let admitted = self.books.lock().admit_exactly(lens);
-        let admission = match admitted {
-            Ok(admission) => admission,
-            Err(missing) => {
-                let books = self.books.lock();
-                return Err(books.shortage(requested, missing, Limit::Budget));
-            }
-        };
-        let quest = Quest {
+        let mut quest = Quest {
             asking: 0,
+            own: &mut |_| 0,
             requested,
             effort: Effort::Full,
             started: Instant::now(),
+            wait: Duration::ZERO,
         };
-        let lists = self.carry_out(admission, quest)?;
+        let admission = loop {
+            let mut books = self.books.lock();
+            let missing = match books.admit_exactly(lens) {
+                Ok(admission) => break admission,
+                Err(missing) => missing,
+            };
+            if !books.is_releasing() || quest.started.elapsed() >= BUSY {
+                return Err(books.shortage(requested, missing, Limit::Budget));
+            }
+            drop(books);
+            std::thread::sleep(PAUSE);
+        };
+        let lists = self.carry_out(admission, &mut quest)?;
         Ok(lists.into_iter().flatten().collect())
     }
 
@@ -330,7 +346,7 @@ impl Shared {
         self.books.lock().stats().budget
     }
 
-    fn admit(&self, needs: &[Need], quest: Quest) -> Result<Admission> {
+    fn admit(&self, needs: &[Need], quest: &mut Quest<'_>) -> Result<Admission> {
         loop {
             let missing = match self.books.lock().admit(needs) {
                 Ok(admission) => return Ok(admission),
@@ -345,12 +361,12 @@ impl Shared {
 
     /// Gets memory back from holders, or lets some time pass in which it may come back; false when
     /// there is no more hope.
-    fn recover(&self, missing: u64, quest: Quest) -> bool {
+    fn recover(&self, missing: u64, quest: &mut Quest<'_>) -> bool {
         if quest.effort == Effort::Spare {
             return false;
         }
-        let (got, busy) = self.reclaim(missing);
-        if got > 0 {
+        let (got, busy) = self.ask(missing);
+        if got > 0 || (quest.own)(missing) > 0 {
             return true;
         }
         let waited = quest.started.elapsed();
@@ -358,10 +374,10 @@ impl Shared {
             let books = self.books.lock();
             (books.stats().pending > 0, books.is_releasing())
         };
-        let hope = (pending && waited < self.config.wait)
+        let hope = (pending && waited < quest.wait)
             || ((releasing || busy > quest.asking) && waited < BUSY);
         if hope {
-            std::thread::sleep(Duration::from_micros(50));
+            std::thread::sleep(PAUSE);
         }
         hope
     }
@@ -369,7 +385,7 @@ impl Shared {
     fn carry_out(
         self: &Arc<Self>,
         admission: Admission,
-        quest: Quest,
+        quest: &mut Quest<'_>,
     ) -> Result<Vec<Vec<Granule>>> {
         let mut promised: u64 = admission.create.iter().flatten().sum();
         // From here on every granule is owned, so that no return can lose one.
@@ -404,7 +420,7 @@ impl Shared {
     }
 
     /// Creates a granule whose bytes are promised; makes room on the device if it must.
-    fn create(self: &Arc<Self>, len: u64, quest: Quest) -> Result<Granule> {
+    fn create(self: &Arc<Self>, len: u64, quest: &mut Quest<'_>) -> Result<Granule> {
         loop {
             let error = match self.device.driver().create(len, self.config.props) {
                 Ok(phys) => {
@@ -492,13 +508,15 @@ impl Shared {
             if !self.books.lock().promise(granule) {
                 break;
             }
-            let quest = Quest {
+            let mut quest = Quest {
                 asking: 0,
+                own: &mut |_| 0,
                 requested: missing,
                 effort: Effort::Full,
                 started: Instant::now(),
+                wait: self.config.wait,
             };
-            match self.create(granule, quest) {
+            match self.create(granule, &mut quest) {
                 Ok(one) => made.push(one),
                 Err(error) => {
                     self.books.lock().unpromise(granule);

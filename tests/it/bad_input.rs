@@ -391,7 +391,7 @@ fn a_reservation_falls_back_to_smaller_ones(on: On) {
         }
         let arena = Arena::with_config(&pool, &config).unwrap();
         rig.fault.clear();
-        assert_eq!(arena.capacity(), 512 * MIB >> failures);
+        assert_eq!(arena.capacity(), (512 * MIB) >> failures);
         arena.grow(20 * MIB).unwrap();
         rig.write(arena.range(), 1);
         rig.check(arena.range(), 1);
