@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, SamplingMode};
 use granule::driver::record::{Entry, RecordDriver};
-use granule::driver::{Access, Call, Driver, GranuleProps, PhysId};
+use granule::driver::{Access, Call, Driver, GranuleProps, Kernel, PhysId};
 use granule::units::{Bytes, GIB, MIB, VaRange};
 use granule::{Arena, ArenaConfig, Device, Policy, Pool, PoolConfig};
 
@@ -105,11 +105,15 @@ fn measure(
     samples
 }
 
-/// Lets memory that was just released come to rest. The driver scrubs it in the background, and who
-/// creates memory at once waits for that: a few milliseconds for some GiB.
+/// Lets memory that was just released come to rest, with the device kept awake by a kernel. The driver
+/// scrubs it in the background, and who creates memory at once waits for that: a few milliseconds for
+/// some GiB. After a sleep, the first call wakes the device, which costs some 250 us.
 fn rest(rig: &Rig) {
     if rig.is_cuda() {
-        std::thread::sleep(Duration::from_millis(25));
+        let spin = Kernel::Spin { nanos: 10_000_000 };
+        let driver = rig.device.driver();
+        must(driver.launch(spin, rig.stream.id()).map_err(Into::into));
+        must(rig.stream.synchronize().map_err(Into::into));
     }
 }
 

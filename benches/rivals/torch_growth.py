@@ -54,7 +54,8 @@ def cold(torch, name):
         for _ in range(21):
             torch.cuda.empty_cache()
             torch.cuda.synchronize()
-            time.sleep(0.025)  # released memory is scrubbed in the background; the bench waits as long
+            torch.cuda._sleep(20_000_000)  # some 10 ms, as the bench: released memory is scrubbed meanwhile
+            torch.cuda.synchronize()
             start = time.perf_counter()
             block = alloc(n)
             opening.append(time.perf_counter() - start)

@@ -2,7 +2,7 @@
 //!
 //! An arena that grows little by little maps a step that follows its size, so that at most an
 //! eighth is mapped in vain and the number of mappings stays logarithmic until steps reach the
-//! granule; from there on it is bytes / granule.
+//! largest granule; from there on it is bytes / granule.
 
 use crate::units::{round_down, round_up};
 
@@ -24,6 +24,12 @@ impl Ladder {
             step /= 2;
         }
         step
+    }
+
+    /// As [`missing`](Self::missing), without looking further than `to`: for a pool that is short.
+    pub(crate) fn exactly(self, mapped: u64, to: u64) -> u64 {
+        let exact = to.saturating_sub(mapped);
+        round_up(exact, self.smallest).unwrap_or(u64::MAX)
     }
 
     /// Bytes to map, beyond the `mapped` ones, for a length of `to`, without passing `capacity`.
@@ -49,15 +55,17 @@ mod tests {
 
     const LADDER: Ladder = Ladder {
         smallest: 2 * MIB,
-        largest: 256 * MIB,
+        largest: GIB,
     };
 
     #[test]
     fn small_arenas_take_small_steps_and_large_ones_whole_granules() {
         assert_eq!(LADDER.missing(0, 1, GIB), 2 * MIB);
         assert_eq!(LADDER.missing(64 * MIB, 64 * MIB + 1, GIB), 8 * MIB);
-        assert_eq!(LADDER.missing(8 * GIB, 8 * GIB + 1, 16 * GIB), 256 * MIB);
+        assert_eq!(LADDER.missing(8 * GIB, 8 * GIB + 1, 16 * GIB), GIB);
+        assert_eq!(LADDER.missing(64 * GIB, 64 * GIB + 1, 99 * GIB), GIB);
         assert_eq!(LADDER.missing(0, GIB, GIB), GIB);
+        assert_eq!(LADDER.exactly(8 * GIB, 8 * GIB + 1), 2 * MIB);
         assert_eq!(LADDER.missing(GIB, GIB, 2 * GIB), 0);
     }
 
@@ -76,8 +84,8 @@ mod tests {
             mapped += LADDER.missing(mapped, mapped + 1, 64 * GIB);
             mappings += 1;
         }
-        // 8 steps for each of the 8 doublings up to 2 GiB, then one for each 256 MiB.
-        assert!(mappings <= 8 * 8 + 56, "{mappings}");
+        // 8 steps for the first 16 MiB and for each of the 9 doublings up to 8 GiB, then one a GiB.
+        assert!(mappings <= 8 + 9 * 8 + 8, "{mappings}");
     }
 
     proptest! {

@@ -24,7 +24,7 @@ pub use line::Extent;
 use line::{Line, Waiter};
 pub use pin::Pin;
 use pin::Pins;
-use txn::Wish;
+use txn::{Needs, Wish};
 
 /// One contiguous range of device memory that grows and shrinks in place: its base address never
 /// changes and its bytes are never copied.
@@ -124,7 +124,7 @@ impl Arena {
         let reservation = Reservation::new(device, capacity, at_least, smallest)?;
         let ladder = Ladder {
             smallest,
-            largest: shared.granule(),
+            largest: shared.largest_granule(),
         };
         let shared = Arc::new_cyclic(|this| Shared {
             pool: pool.clone(),
@@ -501,14 +501,8 @@ impl Shared {
     }
 
     fn map_to(&self, line: &mut Line, to: u64, effort: Effort) -> Result<()> {
-        let bytes = self.ladder.missing(line.end(), to, line.reservation.len());
-        let mut granules = match bytes {
-            0 => Vec::new(),
-            _ => {
-                let pool = self.pool.shared();
-                pool.take_all(&[line.need(bytes)], effort, &mut |_| 0)?
-            }
-        };
+        let needs = Needs::of(&[(self, &*line, to)]);
+        let mut granules = needs.take(&self.pool, effort, &mut |_| 0)?;
         let before = line.slots();
         let list = granules.pop().unwrap_or_default();
         let done = line

@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::line::{Line, Waiter};
-use crate::pool::{Effort, Granule, Need};
+use crate::pool::{Effort, Granule, Need, Pool};
 use crate::sync::MutexGuard;
 use crate::{Error, Result};
 
@@ -46,11 +46,14 @@ type Locked<'w, 'a> = (&'w Wish<'a>, MutexGuard<'a, Line>);
 /// Granules for what is not mapped yet. Tails of these very arenas, which the pool cannot ask for
 /// while they are locked, are given up when it is short.
 fn take(lines: &mut [Locked<'_, '_>]) -> Result<Vec<Vec<Granule>>> {
-    let needs: Vec<Need> = lines.iter().map(need).collect();
-    let Some((first, _)) = lines.first().filter(|_| needs.iter().any(|n| n.bytes > 0)) else {
-        return Ok(needs.iter().map(|_| Vec::new()).collect());
+    let all: Vec<_> = lines
+        .iter()
+        .map(|(w, line)| (w.arena, &**line, w.to))
+        .collect();
+    let needs = Needs::of(&all);
+    let Some(pool) = lines.first().map(|(w, _)| w.arena.pool.clone()) else {
+        return Ok(Vec::new());
     };
-    let pool = first.arena.pool.shared();
     // No need changes by it: what is cut lies past the length wished for.
     let mut own = |want: u64| {
         let given_up = |got: u64, (wish, line): &mut Locked<'_, '_>| {
@@ -60,12 +63,48 @@ fn take(lines: &mut [Locked<'_, '_>]) -> Result<Vec<Vec<Granule>>> {
         };
         lines.iter_mut().fold(0, given_up)
     };
-    pool.take_all(&needs, Effort::Full, &mut own)
+    needs.take(&pool, Effort::Full, &mut own)
 }
 
-fn need((wish, line): &Locked<'_, '_>) -> Need {
-    let ladder = wish.arena.ladder;
-    line.need(ladder.missing(line.end(), wish.to, line.reservation.len()))
+/// What arenas need to reach their lengths: with the step that their size allows, and at least.
+pub(super) struct Needs {
+    stepped: Vec<Need>,
+    least: Vec<Need>,
+}
+
+impl Needs {
+    pub(super) fn of(all: &[(&Shared, &Line, u64)]) -> Self {
+        let stepped = all.iter().map(|(arena, line, to)| {
+            let (end, capacity) = (line.end(), line.reservation.len());
+            line.need(arena.ladder.missing(end, *to, capacity))
+        });
+        let least = all
+            .iter()
+            .map(|(arena, line, to)| line.need(arena.ladder.exactly(line.end(), *to)));
+        Self {
+            stepped: stepped.collect(),
+            least: least.collect(),
+        }
+    }
+
+    /// Granules for the steps if that takes nothing from anybody; else for what is needed at least.
+    pub(super) fn take(
+        &self,
+        pool: &Pool,
+        effort: Effort,
+        own: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<Vec<Vec<Granule>>> {
+        if self.least.iter().all(|need| need.bytes == 0) {
+            return Ok(self.least.iter().map(|_| Vec::new()).collect());
+        }
+        if self.stepped != self.least {
+            match pool.shared().take_all(&self.stepped, Effort::Spare, own) {
+                Err(error) if error.is_out_of_memory() => {}
+                other => return other,
+            }
+        }
+        pool.shared().take_all(&self.least, effort, own)
+    }
 }
 
 fn map(

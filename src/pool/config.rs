@@ -40,13 +40,13 @@ impl Default for Policy {
 pub struct PoolConfig {
     /// The most that may be created at a time; the device's whole memory by default.
     pub budget: Option<u64>,
-    /// The granule: what large arenas grow by. A multiple of the device's granularity by a power of
-    /// two; [`DEFAULT_GRANULE`] by default.
+    /// The granule: the unit of static memory and of spares. A multiple of the device's granularity
+    /// by a power of two; [`DEFAULT_GRANULE`] by default.
     pub granule: u64,
-    /// A single growth of this size or more takes granules of this size, since a mapping costs per
-    /// granule. Memory is given back in whole granules, so set it to `granule` for arenas that
-    /// grow at once and shrink in steps. [`DEFAULT_LARGEST_GRANULE`] by default; at least
-    /// `granule`; a power of two times it.
+    /// The largest granule. Mappings cost per granule and not per byte, so one growth of this size or
+    /// more takes granules of this size, and so do the steps of an arena eight times as large. Memory
+    /// is given back in whole granules: set it to `granule` for arenas that grow at once and shrink in
+    /// steps. [`DEFAULT_LARGEST_GRANULE`] by default; at least `granule`; a power of two times it.
     pub largest_granule: u64,
     /// See [`Policy`].
     pub policy: Policy,

@@ -237,10 +237,6 @@ impl Shared {
         }
     }
 
-    pub(crate) fn granule(&self) -> u64 {
-        self.config.granule
-    }
-
     pub(crate) fn register(&self, holder: Weak<dyn Holder>) {
         let mut holders = self.holders.lock();
         holders.retain(|h| h.strong_count() > 0);
@@ -258,7 +254,7 @@ impl Shared {
     }
 
     /// As [`reclaim`](Self::reclaim), and how many holders could not be asked.
-    fn ask(&self, want: u64) -> (u64, usize) {
+    pub(crate) fn ask(&self, want: u64) -> (u64, usize) {
         let (mut got, mut busy) = (0, 0);
         for holder in self.live_holders() {
             if got >= want {

@@ -178,14 +178,10 @@ suite!(record_over_host, record(make_host()));
 /// Tests take turns: some name handles and addresses that were given back, which another test could
 /// have got meanwhile.
 mod cuda {
-    use std::sync::Mutex;
-
     use granule::driver::cuda::CudaDriver;
 
-    static TURN: Mutex<()> = Mutex::new(());
-
     fn run(name: &str) -> super::Outcome {
-        let _turn = TURN.lock();
+        let _turn = crate::CUDA_TURN.lock();
         super::run(name, std::sync::Arc::new(CudaDriver::open(0)?))
     }
 

@@ -1,10 +1,13 @@
 //! Integration tests: one binary, a module per subject.
-
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
     reason = "that is how a test fails, in its helpers too"
 )]
+
+/// Tests on a CUDA device take turns, whatever their subject: they compare its free memory, and some
+/// name handles that another test could have got meanwhile.
+static CUDA_TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[cfg(target_os = "linux")]
 #[macro_use]

@@ -1,7 +1,7 @@
 //! What the tests share: devices behind a fault and a record wrapper, patterns, and a look at what
 //! is left at the end.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use granule::driver::cuda::CudaDriver;
@@ -44,9 +44,6 @@ macro_rules! on_each_driver {
     };
 }
 
-/// CUDA tests take turns, since each looks at the device's free memory.
-static TURN: Mutex<()> = Mutex::new(());
-
 /// A device of its own for one test: record wrapper, fault wrapper, driver.
 pub struct Rig {
     pub device: Device,
@@ -72,7 +69,11 @@ pub struct Left {
 
 impl Rig {
     pub fn new(on: On) -> Self {
-        let turn = (on == On::Cuda).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
+        let turn = (on == On::Cuda).then(|| {
+            crate::CUDA_TURN
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        });
         let inner: SharedDriver = match on {
             On::Sim => Arc::new(SimDriver::new(SimConfig::default()).unwrap()),
             On::Host => Arc::new(HostDriver::new(HostConfig::default()).unwrap()),

@@ -7,12 +7,35 @@ use super::*;
 use crate::driver::{
     Access, Driver, DriverResult, EventId, GranuleProps, Kernel, PhysId, pattern_word,
 };
+use crate::sync::{Mutex, MutexGuard};
 use crate::units::{MIB, Va, VaRange};
 
 /// The first device, or `None` with the reason printed.
-fn driver() -> Option<CudaDriver> {
+/// Tests take turns. `cuMemFree` waits for all work of the process with libcuda's lock held: beside a
+/// test that holds a stream and calls libcuda before it lets go, that never ends.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A driver whose turn it is.
+struct Turn {
+    driver: CudaDriver,
+    _guard: MutexGuard<'static, ()>,
+}
+
+impl std::ops::Deref for Turn {
+    type Target = CudaDriver;
+
+    fn deref(&self) -> &CudaDriver {
+        &self.driver
+    }
+}
+
+fn driver() -> Option<Turn> {
+    let guard = TURN.lock();
     match CudaDriver::open(0) {
-        Ok(driver) => Some(driver),
+        Ok(driver) => Some(Turn {
+            driver,
+            _guard: guard,
+        }),
         Err(e) => {
             println!("skipped: {e}");
             None
