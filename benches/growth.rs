@@ -66,6 +66,7 @@ fn main() {
         .configure_from_args();
     let rig = must(Rig::open());
     let scale = must(Scale::of(&rig));
+    untouched(&rig, &scale);
     growth(&mut criterion, &rig, &scale);
     look_ahead(&mut criterion, &rig, &scale);
     overhead(&mut criterion, &rig, &scale);
@@ -500,6 +501,39 @@ fn replay(driver: &dyn Driver, script: &[Step], growing: usize) -> Outcome<(Dura
     let whole = started.elapsed();
     ensure!(mapped.is_empty() && created.is_empty(), "memory was kept");
     Ok((grown, whole))
+}
+
+/// The first memory of arenas, none of it ever released before, so that there is nothing to scrub: to
+/// be measured before anything else, call after call.
+fn untouched(rig: &Rig, scale: &Scale) {
+    // Kept to the end, or one size would get the memory of another.
+    let mut kept = Vec::new();
+    for &size in scale.cold {
+        let count = (4 * scale.most / size).clamp(2, 16);
+        let recorded = Arc::new(RecordDriver::new(rig.device.driver().clone()));
+        let device = Device::from_driver(recorded.clone());
+        let pool = must(dynamic_pool(&device, count * size));
+        let mut times = Vec::new();
+        for _ in 0..count {
+            let arena = must(Arena::new(&pool, size).map_err(Into::into));
+            let started = Instant::now();
+            must(arena.grow(size).map_err(Into::into));
+            times.push(started.elapsed());
+            kept.push(arena);
+        }
+        let counts = recorded.snapshot();
+        let mean = |call| {
+            let nanos = counts.of(call).nanos / count;
+            format!("{call} {}", show(Duration::from_nanos(nanos)))
+        };
+        let calls = [Call::Create, Call::Map, Call::SetAccess].map(mean);
+        let case = format!("cold {}, memory never used", Bytes(size));
+        let note = format!("means: {}", calls.join(", "));
+        rig.row(&case, "granule, dynamic pool", times, note);
+    }
+    for arena in &kept {
+        must(touch_end(rig, arena.range()));
+    }
 }
 
 /// The first memory of an arena, with nothing idle in its pool, and giving it back.

@@ -68,6 +68,24 @@ def cold(torch, name):
         row(f"return {size(n)}", name, closing, "")
 
 
+def untouched(torch, name):
+    """Memory that nobody released before, call after call; to be measured first."""
+    from torch.cuda.memory import caching_allocator_alloc as alloc
+    from torch.cuda.memory import caching_allocator_delete as free
+
+    kept = []
+    for n in COLD:
+        times = []
+        for _ in range(max(2, min(16, 4 * MOST // n))):
+            start = time.perf_counter()
+            kept.append(alloc(n))
+            times.append(time.perf_counter() - start)
+        row(f"cold {size(n)}, memory never used", name, times, "")
+    for block in kept:
+        free(block)
+    torch.cuda.empty_cache()
+
+
 def grow(torch, name):
     times, peak = [], 0
     for _ in range(3):
@@ -97,6 +115,7 @@ def child(name):
     torch.zeros(1, device="cuda")
     print(f"{name}: PyTorch {torch.__version__}, CUDA {torch.version.cuda}, "
           f"{torch.cuda.get_device_name()}", file=sys.stderr)
+    untouched(torch, name)
     cold(torch, name)
     grow(torch, name)
 

@@ -21,6 +21,23 @@ struct Phys {
     references: u32,
 }
 
+/// What a [`CudaDriver`](super::CudaDriver) made or adopted and has not given back at a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CudaCounts {
+    /// Granules, released ones that are still mapped not among them.
+    pub granules: usize,
+    /// Mappings.
+    pub mappings: usize,
+    /// Reservations.
+    pub reservations: usize,
+    /// Plain allocations.
+    pub allocations: usize,
+    /// Streams besides the default ones.
+    pub streams: usize,
+    /// Events.
+    pub events: usize,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Known {
     phys: Mutex<HashMap<PhysId, Phys>>,
@@ -42,6 +59,17 @@ fn around(ranges: &BTreeMap<Va, u64>, at: Va) -> Option<VaRange> {
 }
 
 impl Known {
+    pub(super) fn counts(&self) -> CudaCounts {
+        CudaCounts {
+            granules: self.phys.lock().len(),
+            mappings: self.mappings.lock().len(),
+            reservations: self.reservations.lock().len(),
+            allocations: self.allocations.lock().len(),
+            streams: self.streams.read().len(),
+            events: self.events.read().len(),
+        }
+    }
+
     pub(super) fn add_phys(&self, phys: PhysId, len: u64) {
         let mut known = self.phys.lock();
         let phys = known.entry(phys).or_insert(Phys { len, references: 0 });

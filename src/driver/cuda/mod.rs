@@ -57,6 +57,7 @@ use super::{Call, DeviceInfo, DriverCode, DriverKind, StreamId};
 use crate::{Error, Result};
 
 pub use extras::GraphExec;
+pub use known::CudaCounts;
 
 /// One CUDA device. Cheap to open again: all drivers of a device share its primary context with
 /// each other, with the CUDA runtime and with whatever else uses it.
@@ -122,6 +123,12 @@ impl CudaDriver {
             }
         })?;
         Ok(driver)
+    }
+
+    /// What this driver made and has not given back.
+    #[must_use]
+    pub fn live(&self) -> CudaCounts {
+        self.core.known.counts()
     }
 
     /// Number of the device.
