@@ -147,7 +147,7 @@ fn growth(criterion: &mut Criterion, rig: &Rig, scale: &Scale) {
         Ok(time)
     });
     let note = format!("{} mapped, {creates} granules", Bytes(scale.most));
-    rig.row(&case, "granule, fresh memory", times, note);
+    rig.row(&case, "granule, released memory created anew", times, note);
 
     let pool = must(keeping_pool(&rig.device, scale.most));
     let mut arena = must(Arena::new(&pool, scale.most).map_err(Into::into));
@@ -531,6 +531,16 @@ fn untouched(rig: &Rig, scale: &Scale) {
         let note = format!("means: {}", calls.join(", "));
         rig.row(&case, "granule, dynamic pool", times, note);
     }
+    let pool = must(dynamic_pool(&rig.device, 4 * scale.most));
+    let mut times = Vec::new();
+    for _ in 0..4 {
+        let arena = must(Arena::new(&pool, scale.most).map_err(Into::into));
+        times.push(must(grow_in_steps(&arena, scale)));
+        kept.push(arena);
+    }
+    let case = scale.growth();
+    let note = format!("{} mapped", Bytes(scale.most));
+    rig.row(&case, "granule, memory never used", times, note);
     for arena in &kept {
         must(touch_end(rig, arena.range()));
     }
