@@ -172,7 +172,7 @@ impl Core {
     /// guard puts things back.
     pub(super) fn enter(&self, call: Call) -> DriverResult<Bound<'_>> {
         if self.is_forked() {
-            return Err(DriverError::new(call, DriverCode::NOT_PERMITTED));
+            return Err(DriverError::new(call, DriverCode::NOT_INITIALIZED));
         }
         let mut bound = Bound {
             table: self.table,

@@ -9,7 +9,7 @@
 //! Every call checks that this is not a forked child of the process that opened the device, sets the
 //! thread's capture mode to relaxed, makes the device's primary context current if it is not, calls
 //! libcuda, and puts context and mode back. A thread that keeps the context current itself saves
-//! the switch. In a forked child every call fails with `NOT_PERMITTED`, and dropping does nothing.
+//! the switch. In a forked child every call fails with `NOT_INITIALIZED`, as libcuda's own do, and dropping does nothing.
 //!
 //! # Ids
 //!

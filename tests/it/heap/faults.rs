@@ -206,7 +206,13 @@ fn a_miss_at_the_bound_on_aliases(on: On) {
         },
         |world| {
             let rig = &world.yard.rig;
-            let spin = Kernel::Spin { nanos: 2_000_000 };
+            // Longer than the calls of the first miss take, so that the second finds it running.
+            let nanos = if on == On::Cuda {
+                20_000_000
+            } else {
+                2_000_000
+            };
+            let spin = Kernel::Spin { nanos };
             rig.inner.launch(spin, world.yard.streams[0].id()).unwrap();
             let before = world.live.len();
             world.try_alloc(8 * MIB, 0)?;
