@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::lane::Lane;
+use super::front::Port;
 use crate::stream::{Fence, Stream};
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
@@ -13,51 +14,63 @@ use crate::{Error, Result};
 ///
 /// Use on other streams is announced with [`record_use`](Self::record_use).
 pub struct Block {
-    lane: Arc<Lane>,
+    port: Arc<Port>,
     addr: Va,
     /// Bytes asked for.
     len: u64,
     hint: u32,
+    /// Its class in a magazine, or 0.
+    class: u8,
+    /// A use by another stream was recorded.
+    used: AtomicBool,
 }
 
 impl Block {
-    pub(super) fn new(lane: Arc<Lane>, addr: Va, len: u64, hint: u32) -> Self {
+    #[inline]
+    pub(super) fn new(port: Arc<Port>, addr: Va, len: u64, hint: u32, class: u8) -> Self {
         Self {
-            lane,
+            port,
             addr,
             len,
             hint,
+            class,
+            used: AtomicBool::new(false),
         }
     }
 
     /// The address of the first byte; 0 for a block of no bytes.
+    #[inline]
     #[must_use]
     pub fn ptr(&self) -> Va {
         self.addr
     }
 
     /// Bytes asked for.
+    #[inline]
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
     /// Whether it has no bytes.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The addresses.
+    #[inline]
     #[must_use]
     pub fn range(&self) -> VaRange {
         VaRange::new(self.addr, self.len).unwrap_or(VaRange::EMPTY)
     }
 
     /// The stream it was allocated on.
+    #[inline]
     #[must_use]
     pub fn stream(&self) -> &Stream {
-        self.lane.stream()
+        self.port.lane().stream()
     }
 
     /// Says that work queued on `stream` so far, or from now until the block is freed, uses the
@@ -69,7 +82,10 @@ impl Block {
     pub fn record_use(&self, stream: &Stream) -> Result<()> {
         match self.is_empty() {
             true => Ok(()),
-            false => self.lane.record_use(self.addr, stream),
+            false => {
+                self.used.store(true, Relaxed);
+                self.port.lane().record_owned_use(self.addr, stream)
+            }
         }
     }
 
@@ -82,7 +98,10 @@ impl Block {
     pub fn record_fence(&self, fence: &Fence) -> Result<()> {
         match self.is_empty() {
             true => Ok(()),
-            false => self.lane.record_fence(self.addr, fence),
+            false => {
+                self.used.store(true, Relaxed);
+                self.port.lane().record_fence(self.addr, fence)
+            }
         }
     }
 
@@ -101,9 +120,15 @@ impl Block {
     }
 
     /// Gives up ownership; free the address with [`Heap::free_raw`](super::Heap::free_raw).
+    #[inline]
     #[must_use]
     pub fn into_raw(self) -> Va {
         let mut this = self;
+        if !this.is_empty()
+            && let Err(error) = this.port.lane().expose(this.addr, this.hint)
+        {
+            tracing::error!(%error, "block lost");
+        }
         // Dropping a block without bytes frees nothing.
         this.len = 0;
         this.addr
@@ -111,10 +136,14 @@ impl Block {
 }
 
 impl Drop for Block {
+    #[inline]
     fn drop(&mut self) {
-        if !self.is_empty()
-            && let Err(error) = self.lane.free(self.addr, self.hint)
-        {
+        if self.is_empty() {
+            return;
+        }
+        // Whoever recorded a use was ordered before this by whatever shared the block.
+        let class = if *self.used.get_mut() { 0 } else { self.class };
+        if let Err(error) = self.port.free(self.addr.get(), self.hint, class) {
             tracing::error!(%error, "block lost");
         }
     }

@@ -6,11 +6,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
-use super::block::{Block, no_block};
+use super::block::no_block;
 use super::config::HeapConfig;
-use super::core::{self, Stale};
+use super::core::{self, Stale, UNIT};
+use super::magazine::{Magazine, Slot, class_of};
 use super::quick::{Kept, Quick};
 use super::retire::GRACE;
 use super::{HeapStats, Shared};
@@ -18,7 +20,7 @@ use crate::driver::{DriverResult, PhysId};
 use crate::pool::{Granule, Held, Holder, Pool};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
 
@@ -27,6 +29,12 @@ const CROWD: usize = 16;
 
 /// Mark of a block in the core that has been freed and waits for other streams.
 const FREED: u32 = 1;
+/// Mark of a block without an owner: only such a block may be freed by its address.
+const RAW: u32 = 2;
+
+/// Times that the hot path looks at the lock before it sleeps: a lock that hands over between sleepers
+/// takes a hundred times as long.
+const LOOKS: u32 = 40;
 
 pub(super) struct Lane {
     pub(super) pool: Pool,
@@ -36,6 +44,8 @@ pub(super) struct Lane {
     /// Bytes of the longest block that could ever be placed.
     largest: u64,
     pub(super) state: Mutex<State>,
+    /// Some owned block has a use that was recorded by address, which its owner does not know of.
+    used_by_address: AtomicBool,
     heap: Weak<Shared>,
     this: Weak<Self>,
 }
@@ -45,6 +55,10 @@ pub(super) struct State {
     pub(super) core: core::Lane,
     pub(super) granules: Granules,
     pub(super) quick: Quick,
+    /// Freed blocks that the books show as live.
+    magazines: Vec<Arc<Magazine>>,
+    /// The first address.
+    base: u64,
     /// Uses of live blocks by other streams, by address.
     pub(super) uses: HashMap<u64, Vec<Use>>,
     pub(super) limbo: Vec<Limbo>,
@@ -65,13 +79,16 @@ pub(super) struct State {
 }
 
 impl State {
-    /// A block from mapped memory.
+    /// A block from mapped memory. More of its length that are kept go to `magazine`.
     #[inline]
-    fn hit(&mut self, size: u64, align: u64) -> Option<core::Block> {
+    fn hit(&mut self, size: u64, align: u64, magazine: &Magazine) -> Option<core::Block> {
         self.counts.allocs += 1;
         let (kept, out) = self.quick.take(size, align);
         if let Some(kept) = kept {
             self.core.revive(kept.hint, kept.addr);
+            if class_of(kept.len) != 0 {
+                self.refill(kept.len, magazine);
+            }
             return Some(core::Block {
                 addr: kept.addr,
                 len: kept.len,
@@ -87,6 +104,16 @@ impl State {
         Some(found)
     }
 
+    fn refill(&mut self, len: u64, magazine: &Magazine) {
+        magazine.refill(class_of(len), || {
+            let kept = self.quick.take(len, UNIT).0?;
+            self.core.revive(kept.hint, kept.addr);
+            let unit = ((kept.addr - self.base) / UNIT) as u32;
+            let hint = kept.hint;
+            Some(Slot { unit, hint })
+        });
+    }
+
     /// Frees a kept block in the books.
     fn file(&mut self, kept: Kept) {
         self.quick.disturbed();
@@ -94,11 +121,89 @@ impl State {
         self.core.free_hinted(kept.addr, kept.hint, &mut ());
     }
 
+    /// Frees the block at an address that has a mark; its bytes.
+    #[inline]
+    fn free(&mut self, addr: Va, hint: u32, mark: u32) -> Result<u64> {
+        // Marked as freed in the books, where a second free will see it.
+        let Some(found) = self.core.retain(addr.get(), hint, mark, FREED) else {
+            let inside = self.core.block(addr.get()).is_none();
+            return Err(no_block(addr, inside && self.core.is_inside(addr.get())));
+        };
+        // Nearly always empty: only memory shared between streams has entries.
+        let uses = match self.uses.is_empty() {
+            true => None,
+            false => self.uses.remove(&addr.get()),
+        };
+        match uses {
+            None => {
+                self.frees += 1;
+                self.keep(Kept {
+                    addr: found.addr,
+                    len: found.len,
+                    hint: found.hint,
+                });
+            }
+            Some(uses) => {
+                self.limbo_bytes += found.len;
+                self.limbo.push(Limbo {
+                    addr: addr.get(),
+                    hint: found.hint,
+                    len: found.len,
+                    uses,
+                });
+            }
+        }
+        Ok(found.len)
+    }
+
     /// Frees every kept block in the books.
     pub(super) fn flush(&mut self) {
+        for magazine in std::mem::take(&mut self.magazines) {
+            magazine.drain(|_, slot| {
+                if let Some(kept) = self.keep_in_books(slot) {
+                    self.file(kept);
+                }
+            });
+            self.magazines.push(magazine);
+        }
         for kept in self.quick.drain() {
             self.file(kept);
         }
+    }
+
+    /// Marks a block from a magazine as freed.
+    fn keep_in_books(&mut self, slot: Slot) -> Option<Kept> {
+        let addr = self.base + u64::from(slot.unit) * UNIT;
+        let Some(found) = self.core.retain(addr, slot.hint, 0, FREED) else {
+            tracing::error!(addr, "block lost");
+            return None;
+        };
+        self.frees += 1;
+        Some(Kept {
+            addr,
+            len: found.len,
+            hint: found.hint,
+        })
+    }
+
+    /// Keeps a freed block of the books, or frees it.
+    #[inline]
+    fn keep(&mut self, kept: Kept) {
+        if let Some(out) = self.quick.keep(kept) {
+            self.file(out);
+        }
+    }
+
+    /// Whether the block at an address is freed, though the books show it as live.
+    fn is_in_magazine(&self, addr: u64) -> bool {
+        let unit = u32::try_from((addr - self.base) / UNIT);
+        unit.is_ok_and(|unit| self.magazines.iter().any(|m| m.has(unit)))
+    }
+
+    /// The live block at an address.
+    fn live(&self, addr: u64) -> Option<core::Block> {
+        let block = self.core.block(addr)?;
+        (block.uses == RAW || block.uses == 0 && !self.is_in_magazine(addr)).then_some(block)
     }
 
     /// Files a freed block that no other stream uses any more.
@@ -242,6 +347,8 @@ impl Lane {
                 core,
                 granules: Granules::default(),
                 quick: Quick::default(),
+                magazines: Vec::new(),
+                base,
                 uses: HashMap::new(),
                 limbo: Vec::new(),
                 limbo_bytes: 0,
@@ -253,6 +360,7 @@ impl Lane {
                 counts: Counts::default(),
                 reservation: Some(reservation),
             }),
+            used_by_address: AtomicBool::new(false),
             heap: Arc::downgrade(heap),
             this: this.clone(),
         });
@@ -284,69 +392,102 @@ impl Lane {
         VaRange::new(addr, 1).is_some_and(|byte| self.range.contains(byte))
     }
 
-    /// A block of `len` bytes, which are rounded to `size`.
-    pub(super) fn alloc(self: &Arc<Self>, len: u64, size: u64, align: u64) -> Result<Block> {
-        let hit = self.state.lock().hit(size, align);
-        let found = match hit {
-            Some(found) => found,
-            None => self.miss(size, align)?,
-        };
-        Ok(Block::new(
-            self.clone(),
-            Va::new(found.addr),
-            len,
-            found.hint,
-        ))
+    /// The first address.
+    #[inline]
+    pub(super) fn base(&self) -> u64 {
+        self.range.start().get()
     }
 
-    /// Frees the block at an address. `hint` saves a look-up and may be wrong.
-    pub(super) fn free(&self, addr: Va, hint: u32) -> Result<()> {
-        let mut state = self.state.lock();
-        // Marked as freed in the books, where a second free will see it.
-        let Some(found) = state.core.retain(addr.get(), hint, FREED) else {
-            let inside = state.core.block(addr.get()).is_none();
-            return Err(no_block(addr, inside && state.core.is_inside(addr.get())));
-        };
-        // Nearly always empty: only memory shared between streams has entries.
-        let uses = match state.uses.is_empty() {
-            true => None,
-            false => state.uses.remove(&addr.get()),
-        };
-        match uses {
-            None => {
-                state.frees += 1;
-                let kept = Kept {
-                    addr: found.addr,
-                    len: found.len,
-                    hint: found.hint,
-                };
-                if let Some(out) = state.quick.keep(kept) {
-                    state.file(out);
-                }
-            }
-            Some(uses) => {
-                state.limbo_bytes += found.len;
-                state.limbo.push(Limbo {
-                    addr: addr.get(),
-                    hint: found.hint,
-                    len: found.len,
-                    uses,
-                });
+    #[inline]
+    pub(super) fn is_used_by_address(&self) -> bool {
+        self.used_by_address.load(Relaxed)
+    }
+
+    /// The state, for the hot path.
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, State> {
+        match self.state.try_lock() {
+            Some(state) => state,
+            None => self.lock_contended(),
+        }
+    }
+
+    #[cold]
+    fn lock_contended(&self) -> MutexGuard<'_, State> {
+        for look in 0..LOOKS {
+            (0..1 << look.min(6)).for_each(|_| std::hint::spin_loop());
+            if let Some(state) = self.state.try_lock() {
+                return state;
             }
         }
+        self.state.lock()
+    }
+
+    /// A magazine that a miss and a trim empty.
+    pub(super) fn open_magazine(&self) -> Arc<Magazine> {
+        let magazine = Arc::new(Magazine::default());
+        self.state.lock().magazines.push(magazine.clone());
+        magazine
+    }
+
+    /// A block from mapped memory.
+    #[inline]
+    pub(super) fn hit(&self, size: u64, align: u64, magazine: &Magazine) -> Option<core::Block> {
+        self.lock().hit(size, align, magazine)
+    }
+
+    /// Frees the block at an address that its owner gave up.
+    pub(super) fn free(&self, addr: Va, hint: u32) -> Result<()> {
+        self.lock().free(addr, hint, RAW).map(drop)
+    }
+
+    /// Frees an owned block, and half of the blocks of its length in `magazine`, which is full.
+    /// `hint` saves a look-up and may be wrong.
+    #[inline]
+    pub(super) fn free_owned(&self, addr: Va, hint: u32, magazine: &Magazine) -> Result<()> {
+        let mut state = self.lock();
+        let class = class_of(state.free(addr, hint, 0)?);
+        if class != 0 {
+            magazine.spill(class, |slot| {
+                if let Some(kept) = state.keep_in_books(slot) {
+                    state.keep(kept);
+                }
+            });
+        }
         Ok(())
+    }
+
+    /// Makes an owned block one that may be freed by its address.
+    pub(super) fn expose(&self, addr: Va, hint: u32) -> Result<()> {
+        let found = self.lock().core.retain(addr.get(), hint, 0, RAW);
+        found.map(drop).ok_or_else(|| no_block(addr, false))
     }
 
     /// Rounded length of the live block at an address.
     pub(super) fn usable(&self, addr: Va) -> Result<u64> {
         let state = self.state.lock();
-        match state.core.block(addr.get()).filter(|b| b.uses != FREED) {
+        match state.live(addr.get()) {
             Some(block) => Ok(block.len),
             None => Err(no_block(addr, state.core.is_inside(addr.get()))),
         }
     }
 
+    /// As [`record_owned_use`](Self::record_owned_use), for an address. If the block has an owner, that
+    /// does not know: from then on no block of this lane is freed without a look at the uses.
     pub(super) fn record_use(&self, addr: Va, stream: &Stream) -> Result<()> {
+        {
+            let state = self.state.lock();
+            let Some(block) = state.live(addr.get()) else {
+                return Err(no_block(addr, state.core.is_inside(addr.get())));
+            };
+            if block.uses != RAW && *stream != self.stream {
+                self.used_by_address.store(true, Relaxed);
+            }
+        }
+        self.record_owned_use(addr, stream)
+    }
+
+    pub(super) fn record_owned_use(&self, addr: Va, stream: &Stream) -> Result<()> {
         self.check_device(stream.device().is_same(self.pool.device()), "stream")?;
         if *stream == self.stream {
             return Ok(());
@@ -395,9 +536,16 @@ impl Lane {
     pub(super) fn add_to(&self, sum: &mut HeapStats) {
         let state = self.state.lock();
         let core = state.core.stats();
-        sum.live += core.live - state.quick.bytes();
+        let (mut bytes, mut blocks) = (state.quick.bytes(), state.quick.blocks());
+        for magazine in &state.magazines {
+            let (more, count) = magazine.sums();
+            (bytes, blocks) = (bytes + more, blocks + count);
+            sum.allocs += magazine.allocs();
+        }
+        // Other threads may move blocks between two looks.
+        sum.live += core.live.saturating_sub(bytes);
         sum.live_peak += core.live_peak;
-        sum.blocks += core.blocks - state.quick.blocks();
+        sum.blocks += core.blocks.saturating_sub(blocks);
         sum.held += core.held;
         sum.held_peak += state.counts.held_peak;
         sum.granules += core.granules;
@@ -429,6 +577,15 @@ impl Lane {
                 counted: 1,
             });
         }
+        let mut lost = 0;
+        for magazine in &state.magazines {
+            magazine.each(|class, slot| {
+                let block = state.core.block(state.base + u64::from(slot.unit) * UNIT);
+                let known = |b: core::Block| b.uses == 0 && b.len == u64::from(class) * UNIT;
+                lost += u64::from(!block.is_some_and(known));
+            });
+        }
+        check("blocks of magazines", 0, lost)?;
         let limbo = state.limbo.iter().map(|l| l.len).sum();
         check("limbo bytes", state.limbo_bytes, limbo)?;
         check("orders under way", state.in_hand as u64, 0)?;

@@ -13,13 +13,16 @@ use crate::{Error, Result};
 mod block;
 mod config;
 mod core;
+mod front;
 mod lane;
+mod magazine;
 mod miss;
 mod quick;
 mod retire;
 
 pub use block::Block;
 pub use config::{HeapConfig, Rounding};
+use front::Front;
 use lane::Lane;
 
 /// Default alignment of blocks in bytes, and the unit that sizes are rounded up to.
@@ -77,7 +80,7 @@ pub struct Heap {
 struct Shared {
     pool: Pool,
     config: HeapConfig,
-    lanes: RwLock<Vec<Arc<Lane>>>,
+    lanes: RwLock<Vec<Arc<Front>>>,
     /// Bytes that the lanes hold or are about to create.
     held: Mutex<u64>,
     /// What lanes did that are gone.
@@ -280,7 +283,8 @@ impl Heap {
 }
 
 impl Shared {
-    fn alloc(&self, lane: &Arc<Lane>, size: u64, align: u64) -> Result<Block> {
+    #[inline]
+    fn alloc(&self, lane: &Front, size: u64, align: u64) -> Result<Block> {
         if !align.is_power_of_two() {
             return Err(Error::InvalidConfig {
                 what: "alignment",
@@ -289,7 +293,7 @@ impl Shared {
             });
         }
         if size == 0 {
-            return Ok(Block::new(lane.clone(), Va::new(0), 0, 0));
+            return Ok(lane.nothing());
         }
         let max = lane.largest();
         if align > max {
@@ -306,8 +310,8 @@ impl Shared {
         lane.alloc(size, rounded, align)
     }
 
-    fn lane(self: &Arc<Self>, stream: &Stream) -> Result<Arc<Lane>> {
-        let find = |lanes: &[Arc<Lane>]| lanes.iter().find(|l| l.stream() == stream).cloned();
+    fn lane(self: &Arc<Self>, stream: &Stream) -> Result<Arc<Front>> {
+        let find = |lanes: &[Arc<Front>]| lanes.iter().find(|l| l.stream() == stream).cloned();
         if let Some(lane) = find(&self.lanes.read()) {
             return Ok(lane);
         }
@@ -319,7 +323,8 @@ impl Shared {
         }
         self.drop_bare_lanes();
         // Reserved without the lock; a lane that somebody else was quicker with goes again.
-        let fresh = Lane::new(self, &self.pool, &self.config, stream)?;
+        let lane = Lane::new(self, &self.pool, &self.config, stream)?;
+        let fresh = Arc::new(Front::new(lane));
         let mut lanes = self.lanes.write();
         if let Some(lane) = find(&lanes) {
             drop(lanes);
@@ -332,11 +337,11 @@ impl Shared {
     /// Lets go of lanes whose stream and blocks are gone for everybody else. Programs that use a
     /// stream once would run out of addresses.
     fn drop_bare_lanes(&self) {
-        let is_orphan = |lane: &&Arc<Lane>| Arc::strong_count(lane) == 1 && lane.stream().is_last();
+        let is_orphan = |lane: &&Arc<Front>| lane.is_last() && lane.stream().is_last();
         if !self.lanes.read().iter().any(|lane| is_orphan(&lane)) {
             return;
         }
-        let orphans: Vec<Arc<Lane>> = {
+        let orphans: Vec<Arc<Front>> = {
             let lanes = self.lanes.read();
             lanes.iter().filter(is_orphan).cloned().collect()
         };
@@ -344,7 +349,7 @@ impl Shared {
             lane.give_back_idle(u64::MAX, retire::GRACE);
         }
         drop(orphans);
-        let bare: Vec<Arc<Lane>> = {
+        let bare: Vec<Arc<Front>> = {
             let mut lanes = self.lanes.write();
             let (bare, kept) = std::mem::take(&mut *lanes)
                 .into_iter()
@@ -352,7 +357,7 @@ impl Shared {
             *lanes = kept;
             let mut past = self.past.lock();
             bare.iter()
-                .for_each(|lane: &Arc<Lane>| lane.add_to(&mut past));
+                .for_each(|lane: &Arc<Front>| lane.add_to(&mut past));
             bare
         };
         // Without the lock: this waits for the streams' last work and calls the driver.
@@ -372,7 +377,7 @@ impl Shared {
         got
     }
 
-    fn owner(&self, addr: Va) -> Result<Arc<Lane>> {
+    fn owner(&self, addr: Va) -> Result<Arc<Front>> {
         let lanes = self.lanes.read();
         let lane = lanes.iter().find(|l| l.contains(addr)).cloned();
         lane.ok_or(Error::Stale {
@@ -385,7 +390,7 @@ impl Shared {
 /// A [`Heap`] as one stream sees it. Cheap to clone.
 #[derive(Clone)]
 pub struct StreamHeap {
-    lane: Arc<Lane>,
+    lane: Arc<Front>,
     shared: Arc<Shared>,
 }
 
@@ -395,6 +400,7 @@ impl StreamHeap {
     /// # Errors
     ///
     /// As [`Heap::alloc`].
+    #[inline]
     pub fn alloc(&self, size: u64) -> Result<Block> {
         self.shared.alloc(&self.lane, size, DEFAULT_ALIGN)
     }

@@ -220,17 +220,17 @@ impl Lane {
         live.any(|n| n.state == State::Live && (n.start..n.start + n.len).contains(&start))
     }
 
-    /// Puts `mark` on the live, unmarked block that starts at an address; `None` if there is none or it
-    /// has a mark.
+    /// Changes the mark of the live block that starts at an address; `None` if there is none or its mark
+    /// is not `from`.
     #[inline]
-    pub fn retain(&mut self, addr: u64, hint: u32, mark: u32) -> Option<Block> {
+    pub fn retain(&mut self, addr: u64, hint: u32, from: u32, mark: u32) -> Option<Block> {
         let (line, start) = self.locate(addr)?;
         let at = match self.lines[line as usize].nodes().get(hint as usize) {
             Some(n) if n.start == start && n.state == State::Live => hint,
             _ => self.node_at(addr)?.1,
         };
         let n = self.lines[line as usize].node(at);
-        if n.uses != 0 {
+        if n.uses != from {
             return None;
         }
         let len = u64::from(n.len) * UNIT;

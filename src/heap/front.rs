@@ -1,0 +1,132 @@
+//! A lane as threads meet it: through ports, so that threads on one stream share no cache line.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use super::block::Block;
+use super::core::UNIT;
+use super::lane::Lane;
+use super::magazine::{Magazine, Slot, class_of};
+use crate::Result;
+use crate::units::Va;
+
+/// Ports of a lane: threads beyond that share.
+const PORTS: usize = 16;
+
+/// A thread's number, in the order in which threads first came.
+#[inline]
+fn seat() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static SEAT: usize = NEXT.fetch_add(1, Relaxed));
+    SEAT.with(|seat| *seat) % PORTS
+}
+
+/// Some threads' way to a lane. Blocks hold the port that they came through and go back there, so that
+/// neither a magazine nor a reference count moves between the cores of unrelated threads.
+#[repr(align(128))]
+pub(super) struct Port {
+    lane: Arc<Lane>,
+    magazine: Arc<Magazine>,
+}
+
+impl Port {
+    #[inline]
+    pub(super) fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    /// Frees a block of this port. Only one that nobody recorded a use of may have a class.
+    #[inline]
+    pub(super) fn free(&self, addr: u64, hint: u32, class: u8) -> Result<()> {
+        if class != 0 && !self.lane.is_used_by_address() {
+            let unit = ((addr - self.lane.base()) / UNIT) as u32;
+            if self.magazine.put(class, Slot { unit, hint }) {
+                return Ok(());
+            }
+        }
+        self.lane.free_owned(Va::new(addr), hint, &self.magazine)
+    }
+}
+
+/// A lane and its ports, which are opened as threads come.
+pub(super) struct Front {
+    lane: Arc<Lane>,
+    ports: [OnceLock<Arc<Port>>; PORTS],
+}
+
+impl Front {
+    pub(super) fn new(lane: Arc<Lane>) -> Self {
+        Self {
+            lane,
+            ports: Default::default(),
+        }
+    }
+
+    /// Whether there are no blocks, and nobody else has this front.
+    pub(super) fn is_last(self: &Arc<Self>) -> bool {
+        let mut ports = self.ports.iter().filter_map(OnceLock::get);
+        Arc::strong_count(self) == 1 && ports.all(|port| Arc::strong_count(port) == 1)
+    }
+
+    #[inline]
+    fn port(&self) -> &Arc<Port> {
+        self.ports[seat()].get_or_init(|| {
+            Arc::new(Port {
+                lane: self.lane.clone(),
+                magazine: self.lane.open_magazine(),
+            })
+        })
+    }
+
+    /// A block of no bytes.
+    pub(super) fn nothing(&self) -> Block {
+        Block::new(self.port().clone(), Va::new(0), 0, 0, 0)
+    }
+
+    /// A block of `len` bytes, which are rounded to `size`.
+    #[inline]
+    pub(super) fn alloc(&self, len: u64, size: u64, align: u64) -> Result<Block> {
+        let port = self.port();
+        let class = class_of(size);
+        if class != 0
+            && align <= UNIT
+            && let Some(slot) = port.magazine.take(class)
+        {
+            let addr = Va::new(self.lane.base() + u64::from(slot.unit) * UNIT);
+            return Ok(Block::new(port.clone(), addr, len, slot.hint, class));
+        }
+        self.alloc_in_books(port, len, size, align)
+    }
+
+    fn alloc_in_books(&self, port: &Arc<Port>, len: u64, size: u64, align: u64) -> Result<Block> {
+        let hit = self.lane.hit(size, align, &port.magazine);
+        let found = match hit {
+            Some(found) => found,
+            None => self.lane.miss(size, align)?,
+        };
+        let addr = Va::new(found.addr);
+        Ok(Block::new(
+            port.clone(),
+            addr,
+            len,
+            found.hint,
+            class_of(found.len),
+        ))
+    }
+}
+
+impl Deref for Front {
+    type Target = Arc<Lane>;
+
+    fn deref(&self) -> &Arc<Lane> {
+        &self.lane
+    }
+}
+
+impl fmt::Debug for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lane.fmt(f)
+    }
+}
