@@ -255,7 +255,9 @@ mod tests {
         magazine.refill(1, || Some(slot(7)));
         assert_eq!(magazine.sums().1, DEPTH as u64 / 2);
         for class in 1..=CLASSES as u8 {
-            (0..100).for_each(|i| drop(magazine.put(class, slot(i))));
+            (0..100).for_each(|i| {
+                magazine.put(class, slot(i));
+            });
         }
         assert!(magazine.sums().0 <= u64::from(MOST) * UNIT);
     }
