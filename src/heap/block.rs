@@ -19,7 +19,7 @@ pub struct Block {
     /// Bytes asked for.
     len: u64,
     hint: u32,
-    /// Its class in a magazine, or 0.
+    /// Its class in a magazine; 0 for a larger one.
     class: u8,
     /// A use by another stream was recorded.
     used: AtomicBool,
@@ -142,8 +142,9 @@ impl Drop for Block {
             return;
         }
         // Whoever recorded a use was ordered before this by whatever shared the block.
-        let class = if *self.used.get_mut() { 0 } else { self.class };
-        if let Err(error) = self.port.free(self.addr.get(), self.hint, class) {
+        let is_used = *self.used.get_mut();
+        let addr = self.addr.get();
+        if let Err(error) = self.port.free(addr, self.hint, self.class, is_used) {
             tracing::error!(%error, "block lost");
         }
     }

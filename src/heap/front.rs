@@ -37,12 +37,16 @@ impl Port {
         &self.lane
     }
 
-    /// Frees a block of this port. Only one that nobody recorded a use of may have a class.
+    /// Frees a block of this port; `is_used` says that its owner recorded a use of it.
     #[inline]
-    pub(super) fn free(&self, addr: u64, hint: u32, class: u8) -> Result<()> {
-        if class != 0 && !self.lane.is_used_by_address() {
+    pub(super) fn free(&self, addr: u64, hint: u32, class: u8, is_used: bool) -> Result<()> {
+        if !is_used && !self.lane.is_used_by_address() {
             let unit = ((addr - self.lane.base()) / UNIT) as u32;
-            if self.magazine.put(class, Slot { unit, hint }) {
+            let kept = match class {
+                0 => self.lane.pair.put(addr),
+                _ => self.magazine.put(class, Slot { unit, hint }),
+            };
+            if kept {
                 return Ok(());
             }
         }
@@ -90,8 +94,12 @@ impl Front {
     pub(super) fn alloc(&self, len: u64, size: u64, align: u64) -> Result<Block> {
         let port = self.port();
         let class = class_of(size);
-        if class != 0
-            && align <= UNIT
+        if class == 0 {
+            if let Some(kept) = self.lane.pair.take(size, align) {
+                let addr = Va::new(kept.addr);
+                return Ok(Block::new(port.clone(), addr, len, kept.hint, 0));
+            }
+        } else if align <= UNIT
             && let Some(slot) = port.magazine.take(class)
         {
             let addr = Va::new(self.lane.base() + u64::from(slot.unit) * UNIT);

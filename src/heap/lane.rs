@@ -11,12 +11,14 @@ use std::sync::{Arc, Weak};
 
 use super::block::no_block;
 use super::config::HeapConfig;
-use super::core::{self, Stale, UNIT};
-use super::magazine::{Magazine, Slot, class_of};
-use super::quick::{Kept, Quick};
+use super::core::{self, UNIT};
+use super::magazine::{Magazine, class_of};
+use super::quick::{Pair, Quick};
 use super::retire::GRACE;
+pub(super) use super::state::{After, Alias, Broken, Limbo, State, Stuck, Use};
+use super::state::{Counts, FREED, Granules, RAW};
 use super::{HeapStats, Shared};
-use crate::driver::{DriverResult, PhysId};
+use crate::driver::DriverResult;
 use crate::pool::{Granule, Held, Holder, Pool};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
@@ -26,11 +28,6 @@ use crate::{Error, Result};
 
 /// Recorded uses of one block from which on it is seen which have passed.
 const CROWD: usize = 16;
-
-/// Mark of a block in the core that has been freed and waits for other streams.
-const FREED: u32 = 1;
-/// Mark of a block without an owner: only such a block may be freed by its address.
-const RAW: u32 = 2;
 
 /// Times that the hot path looks at the lock before it sleeps: a lock that hands over between sleepers
 /// takes a hundred times as long.
@@ -44,274 +41,11 @@ pub(super) struct Lane {
     /// Bytes of the longest block that could ever be placed.
     largest: u64,
     pub(super) state: Mutex<State>,
+    pub(super) pair: Arc<Pair>,
     /// Some owned block has a use that was recorded by address, which its owner does not know of.
     used_by_address: AtomicBool,
     heap: Weak<Shared>,
     this: Weak<Self>,
-}
-
-/// Everything that changes. The lock is held for bookkeeping only, never across a driver call.
-pub(super) struct State {
-    pub(super) core: core::Lane,
-    pub(super) granules: Granules,
-    pub(super) quick: Quick,
-    /// Freed blocks that the books show as live.
-    magazines: Vec<Arc<Magazine>>,
-    /// The first address.
-    base: u64,
-    /// Uses of live blocks by other streams, by address.
-    pub(super) uses: HashMap<u64, Vec<Use>>,
-    pub(super) limbo: Vec<Limbo>,
-    pub(super) limbo_bytes: u64,
-    /// Old addresses of moved granules, oldest first.
-    pub(super) stale: VecDeque<Alias>,
-    /// Places with mappings that could not be undone.
-    pub(super) broken: Vec<Broken>,
-    /// Times that some thread has something of this lane in hand which the lists above do not show:
-    /// an order under way, or limbo being looked at.
-    pub(super) in_hand: usize,
-    /// Times that memory became free.
-    pub(super) frees: u64,
-    /// A fence behind all use of what was free after so many frees.
-    pub(super) calm: Option<(Fence, u64)>,
-    pub(super) counts: Counts,
-    reservation: Option<Reservation>,
-}
-
-impl State {
-    /// A block from mapped memory. More of its length that are kept go to `magazine`.
-    #[inline]
-    fn hit(&mut self, size: u64, align: u64, magazine: &Magazine) -> Option<core::Block> {
-        self.counts.allocs += 1;
-        let (kept, out) = self.quick.take(size, align);
-        if let Some(kept) = kept {
-            self.core.revive(kept.hint, kept.addr);
-            if class_of(kept.len) != 0 {
-                self.refill(kept.len, magazine);
-            }
-            return Some(core::Block {
-                addr: kept.addr,
-                len: kept.len,
-                uses: 0,
-                hint: kept.hint,
-            });
-        }
-        if let Some(out) = out {
-            self.file(out);
-        }
-        let found = self.core.alloc(size, align)?;
-        self.quick.placed(found.len, found.addr);
-        Some(found)
-    }
-
-    fn refill(&mut self, len: u64, magazine: &Magazine) {
-        magazine.refill(class_of(len), || {
-            let kept = self.quick.take(len, UNIT).0?;
-            self.core.revive(kept.hint, kept.addr);
-            let unit = ((kept.addr - self.base) / UNIT) as u32;
-            let hint = kept.hint;
-            Some(Slot { unit, hint })
-        });
-    }
-
-    /// Frees a kept block in the books.
-    fn file(&mut self, kept: Kept) {
-        self.quick.disturbed();
-        self.core.revive(kept.hint, kept.addr);
-        self.core.free_hinted(kept.addr, kept.hint, &mut ());
-    }
-
-    /// Frees the block at an address that has a mark; its bytes.
-    #[inline]
-    fn free(&mut self, addr: Va, hint: u32, mark: u32) -> Result<u64> {
-        // Marked as freed in the books, where a second free will see it.
-        let Some(found) = self.core.retain(addr.get(), hint, mark, FREED) else {
-            let inside = self.core.block(addr.get()).is_none();
-            return Err(no_block(addr, inside && self.core.is_inside(addr.get())));
-        };
-        // Nearly always empty: only memory shared between streams has entries.
-        let uses = match self.uses.is_empty() {
-            true => None,
-            false => self.uses.remove(&addr.get()),
-        };
-        match uses {
-            None => {
-                self.frees += 1;
-                self.keep(Kept {
-                    addr: found.addr,
-                    len: found.len,
-                    hint: found.hint,
-                });
-            }
-            Some(uses) => {
-                self.limbo_bytes += found.len;
-                self.limbo.push(Limbo {
-                    addr: addr.get(),
-                    hint: found.hint,
-                    len: found.len,
-                    uses,
-                });
-            }
-        }
-        Ok(found.len)
-    }
-
-    /// Frees every kept block in the books.
-    pub(super) fn flush(&mut self) {
-        for magazine in std::mem::take(&mut self.magazines) {
-            magazine.drain(|_, slot| {
-                if let Some(kept) = self.keep_in_books(slot) {
-                    self.file(kept);
-                }
-            });
-            self.magazines.push(magazine);
-        }
-        for kept in self.quick.drain() {
-            self.file(kept);
-        }
-    }
-
-    /// Marks a block from a magazine as freed.
-    fn keep_in_books(&mut self, slot: Slot) -> Option<Kept> {
-        let addr = self.base + u64::from(slot.unit) * UNIT;
-        let Some(found) = self.core.retain(addr, slot.hint, 0, FREED) else {
-            tracing::error!(addr, "block lost");
-            return None;
-        };
-        self.frees += 1;
-        Some(Kept {
-            addr,
-            len: found.len,
-            hint: found.hint,
-        })
-    }
-
-    /// Keeps a freed block of the books, or frees it.
-    #[inline]
-    fn keep(&mut self, kept: Kept) {
-        if let Some(out) = self.quick.keep(kept) {
-            self.file(out);
-        }
-    }
-
-    /// Whether the block at an address is freed, though the books show it as live.
-    fn is_in_magazine(&self, addr: u64) -> bool {
-        let unit = u32::try_from((addr - self.base) / UNIT);
-        unit.is_ok_and(|unit| self.magazines.iter().any(|m| m.has(unit)))
-    }
-
-    /// The live block at an address.
-    fn live(&self, addr: u64) -> Option<core::Block> {
-        let block = self.core.block(addr)?;
-        (block.uses == RAW || block.uses == 0 && !self.is_in_magazine(addr)).then_some(block)
-    }
-
-    /// Files a freed block that no other stream uses any more.
-    pub(super) fn unlimbo(&mut self, one: &Limbo) {
-        self.limbo_bytes -= one.len;
-        self.quick.disturbed();
-        self.frees += 1;
-        self.core.mark(one.addr, 0);
-        self.core.free_hinted(one.addr, one.hint, &mut ());
-    }
-}
-
-/// What happened so far.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Counts {
-    pub(super) allocs: u64,
-    pub(super) misses: u64,
-    pub(super) remaps: u64,
-    pub(super) creates: u64,
-    pub(super) host_waits: u64,
-    pub(super) device_waits: u64,
-    pub(super) failures: u64,
-    pub(super) held_peak: u64,
-}
-
-/// Granules by the name that the core knows them by.
-#[derive(Default)]
-pub(super) struct Granules {
-    slots: Vec<Option<Granule>>,
-    vacant: Vec<usize>,
-}
-
-impl Granules {
-    pub(super) fn insert(&mut self, granule: Granule) -> u64 {
-        match self.vacant.pop() {
-            Some(slot) => {
-                self.slots[slot] = Some(granule);
-                slot as u64
-            }
-            None => {
-                self.slots.push(Some(granule));
-                self.slots.len() as u64 - 1
-            }
-        }
-    }
-
-    pub(super) fn phys(&self, name: u64) -> Option<PhysId> {
-        let slot = self.slots.get(usize::try_from(name).ok()?)?;
-        slot.as_ref().map(Granule::phys)
-    }
-
-    pub(super) fn remove(&mut self, name: u64) -> Option<Granule> {
-        let slot = usize::try_from(name).ok()?;
-        let granule = self.slots.get_mut(slot)?.take()?;
-        self.vacant.push(slot);
-        Some(granule)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.slots.iter().flatten().map(Granule::len).sum()
-    }
-}
-
-/// Use of a block by another stream: up to the fence, or up to wherever the stream is when that is
-/// asked first.
-#[derive(Clone, Debug)]
-pub(super) enum Use {
-    Stream(Stream),
-    Fence(Fence),
-}
-
-/// A freed block that other streams may still use.
-pub(super) struct Limbo {
-    pub(super) addr: u64,
-    pub(super) hint: u32,
-    pub(super) len: u64,
-    pub(super) uses: Vec<Use>,
-}
-
-/// An old mapping of a moved granule.
-pub(super) struct Alias {
-    pub(super) stale: Stale,
-    /// Behind the last use of the old address; `None` until it could be recorded.
-    pub(super) fence: Option<Fence>,
-}
-
-/// A held place with mappings that could not be undone yet.
-pub(super) struct Broken {
-    pub(super) place: Stale,
-    pub(super) stuck: Vec<Stuck>,
-    pub(super) after: After,
-}
-
-/// A mapping that could not be undone, and the granule behind it if nobody else has that.
-pub(super) struct Stuck {
-    pub(super) range: VaRange,
-    pub(super) granule: Option<Granule>,
-}
-
-/// When something may be unmapped.
-#[derive(Clone)]
-pub(super) enum After {
-    /// Nothing uses it.
-    Now,
-    /// When work queued so far is done; the fence could not be recorded yet.
-    Unrecorded,
-    /// When the fence has passed.
-    Fence(Fence),
 }
 
 impl Lane {
@@ -337,6 +71,7 @@ impl Lane {
                 why: "the layout does not fit",
             },
         )?;
+        let pair = Arc::<Pair>::default();
         let lane = Arc::new_cyclic(|this| Self {
             pool: pool.clone(),
             config: config.clone(),
@@ -346,7 +81,7 @@ impl Lane {
             state: Mutex::new(State {
                 core,
                 granules: Granules::default(),
-                quick: Quick::default(),
+                quick: Quick::new(pair.clone()),
                 magazines: Vec::new(),
                 base,
                 uses: HashMap::new(),
@@ -360,6 +95,7 @@ impl Lane {
                 counts: Counts::default(),
                 reservation: Some(reservation),
             }),
+            pair,
             used_by_address: AtomicBool::new(false),
             heap: Arc::downgrade(heap),
             this: this.clone(),
@@ -536,7 +272,8 @@ impl Lane {
     pub(super) fn add_to(&self, sum: &mut HeapStats) {
         let state = self.state.lock();
         let core = state.core.stats();
-        let (mut bytes, mut blocks) = (state.quick.bytes(), state.quick.blocks());
+        let (mut bytes, mut blocks) = state.quick.sums();
+        sum.allocs += self.pair.allocs();
         for magazine in &state.magazines {
             let (more, count) = magazine.sums();
             (bytes, blocks) = (bytes + more, blocks + count);
@@ -584,6 +321,11 @@ impl Lane {
                 let known = |b: core::Block| b.uses == 0 && b.len == u64::from(class) * UNIT;
                 lost += u64::from(!block.is_some_and(known));
             });
+        }
+        if let Some(kept) = self.pair.peek() {
+            let block = state.core.block(kept.addr);
+            let known = |b: core::Block| b.uses == 0 && b.len == kept.len;
+            lost += u64::from(!block.is_some_and(known));
         }
         check("blocks of magazines", 0, lost)?;
         let limbo = state.limbo.iter().map(|l| l.len).sum();

@@ -45,36 +45,18 @@ impl Slot {
     }
 }
 
-/// Stacks of blocks, one for each length. Aligned, so that two threads share no cache line.
-#[repr(align(128))]
-pub(super) struct Magazine {
-    busy: AtomicBool,
-    units: AtomicU32,
-    allocs: AtomicU64,
-    counts: [AtomicU32; CLASSES + 1],
-    slots: [[AtomicU64; DEPTH]; CLASSES + 1],
-}
+/// A lock that is only tried on the hot path.
+#[derive(Default, Debug)]
+pub(super) struct Flag(AtomicBool);
 
-impl Default for Magazine {
-    fn default() -> Self {
-        Self {
-            busy: AtomicBool::new(false),
-            units: AtomicU32::new(0),
-            allocs: AtomicU64::new(0),
-            counts: std::array::from_fn(|_| AtomicU32::new(0)),
-            slots: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
-        }
-    }
-}
-
-impl Magazine {
+impl Flag {
     #[inline]
-    fn try_enter(&self) -> bool {
-        !self.busy.load(Relaxed) && !self.busy.swap(true, Acquire)
+    pub(super) fn try_enter(&self) -> bool {
+        !self.0.load(Relaxed) && !self.0.swap(true, Acquire)
     }
 
     /// For those who must know: the flag is held for a few instructions.
-    fn enter(&self) {
+    pub(super) fn enter(&self) {
         let mut looks = 0u32;
         while !self.try_enter() {
             looks += 1;
@@ -87,14 +69,38 @@ impl Magazine {
     }
 
     #[inline]
-    fn leave(&self) {
-        self.busy.store(false, Release);
+    pub(super) fn leave(&self) {
+        self.0.store(false, Release);
     }
+}
 
+/// Stacks of blocks, one for each length. Aligned, so that two threads share no cache line.
+#[repr(align(128))]
+pub(super) struct Magazine {
+    flag: Flag,
+    units: AtomicU32,
+    allocs: AtomicU64,
+    counts: [AtomicU32; CLASSES + 1],
+    slots: [[AtomicU64; DEPTH]; CLASSES + 1],
+}
+
+impl Default for Magazine {
+    fn default() -> Self {
+        Self {
+            flag: Flag::default(),
+            units: AtomicU32::new(0),
+            allocs: AtomicU64::new(0),
+            counts: std::array::from_fn(|_| AtomicU32::new(0)),
+            slots: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
+        }
+    }
+}
+
+impl Magazine {
     /// A block of a class, for a caller that asked for one.
     #[inline]
     pub(super) fn take(&self, class: u8) -> Option<Slot> {
-        if !self.try_enter() {
+        if !self.flag.try_enter() {
             return None;
         }
         let found = self.pop(class);
@@ -102,16 +108,16 @@ impl Magazine {
             self.allocs
                 .store(self.allocs.load(Relaxed).wrapping_add(1), Relaxed);
         }
-        self.leave();
+        self.flag.leave();
         found
     }
 
     /// Keeps a block unless there are enough.
     #[inline]
     pub(super) fn put(&self, class: u8, slot: Slot) -> bool {
-        self.try_enter() && {
+        self.flag.try_enter() && {
             let kept = self.push(class, slot, DEPTH);
-            self.leave();
+            self.flag.leave();
             kept
         }
     }
@@ -143,7 +149,7 @@ impl Magazine {
 
     /// Fills a class to the half from `next`, which is asked only for what there is room for.
     pub(super) fn refill(&self, class: u8, mut next: impl FnMut() -> Option<Slot>) {
-        if !self.try_enter() {
+        if !self.flag.try_enter() {
             return;
         }
         let room = |_: &()| {
@@ -155,12 +161,12 @@ impl Magazine {
         {
             self.push(class, slot, DEPTH);
         }
-        self.leave();
+        self.flag.leave();
     }
 
     /// Takes blocks of a class until half are left.
     pub(super) fn spill(&self, class: u8, mut out: impl FnMut(Slot)) {
-        if !self.try_enter() {
+        if !self.flag.try_enter() {
             return;
         }
         while self.counts[usize::from(class)].load(Relaxed) as usize > DEPTH / 2
@@ -168,12 +174,12 @@ impl Magazine {
         {
             out(slot);
         }
-        self.leave();
+        self.flag.leave();
     }
 
     /// Takes everything.
     pub(super) fn drain(&self, mut out: impl FnMut(u8, Slot)) {
-        self.enter();
+        self.flag.enter();
         if self.units.load(Relaxed) > 0 {
             for class in 1..=CLASSES as u8 {
                 while let Some(slot) = self.pop(class) {
@@ -181,19 +187,19 @@ impl Magazine {
                 }
             }
         }
-        self.leave();
+        self.flag.leave();
     }
 
     /// Calls `see` with every block.
     pub(super) fn each(&self, mut see: impl FnMut(u8, Slot)) {
-        self.enter();
+        self.flag.enter();
         for class in 1..=CLASSES as u8 {
             let count = self.counts[usize::from(class)].load(Relaxed) as usize;
             for slot in &self.slots[usize::from(class)][..count.min(DEPTH)] {
                 see(class, Slot::unpack(slot.load(Relaxed)));
             }
         }
-        self.leave();
+        self.flag.leave();
     }
 
     /// Whether the block at a unit is here.

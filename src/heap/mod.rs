@@ -19,6 +19,7 @@ mod magazine;
 mod miss;
 mod quick;
 mod retire;
+mod state;
 
 pub use block::Block;
 pub use config::{HeapConfig, Rounding};
