@@ -23,8 +23,9 @@ pub enum State {
     Busy,
 }
 
-/// A piece of the line. 32 bytes, two to a cache line.
+/// A piece of the line. 32 bytes, two to a cache line and none across two.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 pub struct Node {
     /// First unit.
     pub start: u32,
