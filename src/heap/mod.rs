@@ -56,7 +56,11 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 /// # Threads
 ///
 /// All methods may be called from any thread. Each stream has a lock of its own, held for
-/// bookkeeping only, never across a driver call.
+/// bookkeeping only, never across a driver call. Most allocations and frees do without: freed blocks
+/// of up to 16 KiB wait for the next of their size in one of 16 magazines for each stream, 512 KiB
+/// each at most, and threads are spread over these. A miss and [`trim`](Self::trim) empty all of
+/// them, whoever filled them; in [`HeapStats`] what they hold is neither live nor idle, as all that
+/// is kept for the next of its size.
 ///
 /// # Example
 ///
@@ -93,7 +97,7 @@ struct Shared {
 pub struct HeapStats {
     /// In live blocks, rounded up to 256 bytes each; with what is in limbo.
     pub live: u64,
-    /// Sum over streams of the most that was live on each.
+    /// Sum over streams of the most that was live on each, with what was kept for the next of its size.
     pub live_peak: u64,
     /// How many blocks are live.
     pub blocks: u64,
@@ -224,8 +228,8 @@ impl Heap {
     ///
     /// # Errors
     ///
-    /// [`Error::Stale`] if no block is there (any more), [`Error::NotAStart`] for an address inside
-    /// one. Nothing changed.
+    /// [`Error::Stale`] if no block is there (any more) or if it has an owner, [`Error::NotAStart`]
+    /// for an address inside one. Nothing changed.
     pub fn free_raw(&self, addr: Va) -> Result<()> {
         if addr.get() == 0 {
             return Ok(());
@@ -233,11 +237,12 @@ impl Heap {
         self.shared.owner(addr)?.free(addr, u32::MAX)
     }
 
-    /// As [`Block::record_use`], for an address.
+    /// As [`Block::record_use`], for an address. Prefer that for a block with an owner: once its stream
+    /// has such a use by address, frees there take the stream's lock.
     ///
     /// # Errors
     ///
-    /// As [`free_raw`](Self::free_raw), and [`Error::Foreign`].
+    /// [`Error::Stale`], [`Error::NotAStart`] or [`Error::Foreign`].
     pub fn record_use_raw(&self, addr: Va, stream: &Stream) -> Result<()> {
         self.shared.owner(addr)?.record_use(addr, stream)
     }
@@ -246,7 +251,7 @@ impl Heap {
     ///
     /// # Errors
     ///
-    /// As [`free_raw`](Self::free_raw).
+    /// [`Error::Stale`] or [`Error::NotAStart`].
     pub fn usable_size(&self, addr: Va) -> Result<u64> {
         self.shared.owner(addr)?.usable(addr)
     }

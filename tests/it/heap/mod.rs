@@ -4,6 +4,7 @@
 
 mod alias;
 mod faults;
+mod hot;
 mod program;
 mod regressions;
 mod threads;

@@ -1,0 +1,149 @@
+//! Small blocks that go from hand to hand without the lane's lock.
+
+use std::sync::mpsc;
+
+use granule::units::{KIB, MIB, Va};
+use granule::{Error, HeapConfig};
+
+use super::yard::Yard;
+use crate::support::{On, eventually};
+
+on_each_driver! {
+    only_a_block_without_an_owner_is_freed_by_its_address
+    a_use_recorded_by_address_is_heeded_when_the_owner_frees
+    a_recorded_use_keeps_a_small_block_from_the_next
+    what_threads_leave_behind_is_given_back
+    blocks_may_be_freed_by_any_thread
+}
+
+fn yard(on: On) -> Yard {
+    Yard::new(on, 64 * MIB, HeapConfig::default(), 2)
+}
+
+fn is_stale(yard: &Yard, at: Va) -> bool {
+    let freed = yard.heap.free_raw(at);
+    matches!(freed, Err(Error::Stale { .. }))
+}
+
+fn only_a_block_without_an_owner_is_freed_by_its_address(on: On) {
+    let yard = yard(on);
+    for size in [256, 4 * KIB, 64 * KIB, 4 * MIB] {
+        let block = yard.alloc(size, 0);
+        let at = block.ptr();
+        assert_eq!(yard.heap.usable_size(at).unwrap(), size);
+        assert!(is_stale(&yard, at), "it has an owner");
+        assert_eq!(yard.heap.usable_size(at).unwrap(), size);
+        drop(block);
+        assert!(is_stale(&yard, at), "it is freed");
+        assert!(yard.heap.usable_size(at).is_err());
+        assert!(yard.heap.record_use_raw(at, &yard.streams[1]).is_err());
+        let stats = yard.heap.stats();
+        assert_eq!((stats.live, stats.blocks), (0, 0));
+        let raw = yard.alloc(size, 0).into_raw();
+        assert_eq!(raw, at);
+        yard.heap.free_raw(raw).unwrap();
+        assert!(is_stale(&yard, at), "a second free");
+        yard.audit();
+    }
+    assert_eq!(yard.heap.stats().allocs, 8);
+    yard.end();
+}
+
+fn a_use_recorded_by_address_is_heeded_when_the_owner_frees(on: On) {
+    let yard = yard(on);
+    let block = yard.filled(4 * KIB, 0, 1);
+    let at = block.ptr();
+    yard.order(0, 1);
+    let hold = yard.streams[1].hold().unwrap();
+    yard.check(&block, 1, 1);
+    yard.heap.record_use_raw(at, &yard.streams[1]).unwrap();
+    drop(block);
+    assert_eq!(yard.heap.stats().limbo, 4 * KIB);
+    let next = yard.filled(4 * KIB, 0, 2);
+    assert_ne!(next.ptr(), at);
+    drop(hold);
+    yard.check(&next, 2, 0);
+    drop(next);
+    yard.audit();
+    yard.end();
+}
+
+fn a_recorded_use_keeps_a_small_block_from_the_next(on: On) {
+    let yard = yard(on);
+    drop(yard.alloc(4 * KIB, 0));
+    let block = yard.filled(4 * KIB, 0, 1);
+    let at = block.ptr();
+    yard.order(0, 1);
+    let hold = yard.streams[1].hold().unwrap();
+    yard.check(&block, 1, 1);
+    block.record_use(&yard.streams[1]).unwrap();
+    drop(block);
+    let next = yard.filled(4 * KIB, 0, 2);
+    assert_ne!(next.ptr(), at);
+    drop(hold);
+    yard.check(&next, 2, 0);
+    drop(next);
+    yard.audit();
+    yard.end();
+}
+
+fn what_threads_leave_behind_is_given_back(on: On) {
+    let yard = yard(on);
+    let on_stream = yard.heap.on(&yard.streams[0]).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 1..=20 {
+            let on_stream = &on_stream;
+            scope.spawn(move || {
+                for size in [256, 3 * KIB, 16 * KIB, 40 * KIB] {
+                    let blocks: Vec<_> = (0..thread)
+                        .map(|_| on_stream.alloc(size).unwrap())
+                        .collect();
+                    drop(blocks);
+                }
+            });
+        }
+    });
+    let stats = yard.heap.stats();
+    assert_eq!((stats.live, stats.blocks), (0, 0), "{stats:?}");
+    assert_eq!(stats.allocs, 4 * 20 * 21 / 2);
+    yard.audit();
+    yard.sync();
+    eventually(|| {
+        yard.heap.trim();
+        yard.heap.stats().held == 0
+    })
+    .unwrap();
+    drop(on_stream);
+    yard.audit();
+    yard.end();
+}
+
+fn blocks_may_be_freed_by_any_thread(on: On) {
+    let yard = yard(on);
+    let on_stream = yard.heap.on(&yard.streams[0]).unwrap();
+    let (to, from) = mpsc::sync_channel(40);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut kept = Vec::new();
+            for block in from {
+                kept.push(block);
+                if kept.len() == 37 {
+                    kept.clear();
+                }
+            }
+        });
+        for i in 0..2000u64 {
+            let block = on_stream.alloc(256 << (i % 7)).unwrap();
+            super::yard::write(&yard.rig, block.range(), i, &yard.streams[0]);
+            yard.check(&block, i, 0);
+            assert!(to.send(block).is_ok());
+        }
+        drop(to);
+    });
+    let stats = yard.heap.stats();
+    assert_eq!((stats.live, stats.blocks), (0, 0), "{stats:?}");
+    assert_eq!(stats.misses, 1, "{stats:?}");
+    drop(on_stream);
+    yard.audit();
+    yard.end();
+}
