@@ -92,20 +92,28 @@ impl Front {
     /// A block of `len` bytes, which are rounded to `size`.
     #[inline]
     pub(super) fn alloc(&self, len: u64, size: u64, align: u64) -> Result<Block> {
+        match self.take(len, size, align) {
+            Some(block) => Ok(block),
+            None => self.alloc_in_books(self.port(), len, size, align),
+        }
+    }
+
+    /// As [`alloc`](Self::alloc), if a block is kept that fits; takes no lock.
+    #[inline]
+    pub(super) fn take(&self, len: u64, size: u64, align: u64) -> Option<Block> {
         let port = self.port();
         let class = class_of(size);
         if class == 0 {
-            if let Some(kept) = self.lane.pair.take(size, align) {
-                let addr = Va::new(kept.addr);
-                return Ok(Block::new(port.clone(), addr, len, kept.hint, 0));
-            }
-        } else if align <= UNIT
-            && let Some(slot) = port.magazine.take(class)
-        {
-            let addr = Va::new(self.lane.base() + u64::from(slot.unit) * UNIT);
-            return Ok(Block::new(port.clone(), addr, len, slot.hint, class));
+            let kept = self.lane.pair.take(size, align)?;
+            let addr = Va::new(kept.addr);
+            return Some(Block::new(port.clone(), addr, len, kept.hint, 0));
         }
-        self.alloc_in_books(port, len, size, align)
+        if align > UNIT {
+            return None;
+        }
+        let slot = port.magazine.take(class)?;
+        let addr = Va::new(self.lane.base() + u64::from(slot.unit) * UNIT);
+        Some(Block::new(port.clone(), addr, len, slot.hint, class))
     }
 
     fn alloc_in_books(&self, port: &Arc<Port>, len: u64, size: u64, align: u64) -> Result<Block> {

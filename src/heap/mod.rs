@@ -207,6 +207,9 @@ impl Heap {
                 max: config::LINE_MAX,
             });
         }
+        if let Some(block) = self.shared.kept(size, align, stream) {
+            return Ok(block);
+        }
         let lane = self.shared.lane(stream)?;
         self.shared.alloc(&lane, size, align)
     }
@@ -289,6 +292,17 @@ impl Heap {
 }
 
 impl Shared {
+    /// A kept block, without a reference to the lane that all threads would count in one place.
+    fn kept(&self, size: u64, align: u64, stream: &Stream) -> Option<Block> {
+        let rounded = self.config.rounding.round(size)?;
+        if size == 0 || !align.is_power_of_two() {
+            return None;
+        }
+        let lanes = self.lanes.read();
+        let lane = lanes.iter().find(|l| l.stream() == stream)?;
+        lane.take(size, rounded, align)
+    }
+
     #[inline]
     fn alloc(&self, lane: &Front, size: u64, align: u64) -> Result<Block> {
         if !align.is_power_of_two() {
