@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::lane::Lane;
+use super::name::BlockName;
 use crate::stream::{Fence, Stream};
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
@@ -58,6 +59,27 @@ impl Block {
     #[must_use]
     pub fn stream(&self) -> &Stream {
         self.lane.stream()
+    }
+
+    /// Names the block, or names it anew. Does nothing to a block of no bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stale`] if the block was freed by its address.
+    pub fn set_name(&self, name: impl Into<BlockName>) -> Result<()> {
+        match self.is_empty() {
+            true => Ok(()),
+            false => self.lane.set_name(self.addr, self.len, name.into()),
+        }
+    }
+
+    /// Its name, if it was given one.
+    #[must_use]
+    pub fn name(&self) -> Option<BlockName> {
+        match self.is_empty() {
+            true => None,
+            false => self.lane.name(self.addr),
+        }
     }
 
     /// Says that work queued on `stream` so far, or from now until the block is freed, uses the

@@ -11,6 +11,8 @@ use std::sync::{Arc, Weak};
 use super::block::{Block, no_block};
 use super::config::HeapConfig;
 use super::core::{self, Stale};
+use super::miss::Request;
+use super::name::Named;
 use super::quick::{Kept, Quick};
 use super::retire::GRACE;
 use super::{HeapStats, Shared};
@@ -26,7 +28,7 @@ use crate::{Error, Result};
 const CROWD: usize = 16;
 
 /// Mark of a block in the core that has been freed and waits for other streams.
-const FREED: u32 = 1;
+pub(super) const FREED: u32 = 1;
 
 pub(super) struct Lane {
     pub(super) pool: Pool,
@@ -47,6 +49,8 @@ pub(super) struct State {
     pub(super) quick: Quick,
     /// Uses of live blocks by other streams, by address.
     pub(super) uses: HashMap<u64, Vec<Use>>,
+    /// Names of live blocks and of blocks in limbo, by address.
+    pub(super) names: HashMap<u64, Named>,
     pub(super) limbo: Vec<Limbo>,
     pub(super) limbo_bytes: u64,
     /// Old addresses of moved granules, oldest first.
@@ -67,7 +71,7 @@ pub(super) struct State {
 impl State {
     /// A block from mapped memory.
     #[inline]
-    fn hit(&mut self, size: u64, align: u64) -> Option<core::Block> {
+    pub(super) fn hit(&mut self, size: u64, align: u64) -> Option<core::Block> {
         self.counts.allocs += 1;
         let (kept, out) = self.quick.take(size, align);
         if let Some(kept) = kept {
@@ -107,6 +111,7 @@ impl State {
         self.quick.disturbed();
         self.frees += 1;
         self.core.mark(one.addr, 0);
+        self.names.remove(&one.addr);
         self.core.free_hinted(one.addr, one.hint, &mut ());
     }
 }
@@ -243,6 +248,7 @@ impl Lane {
                 granules: Granules::default(),
                 quick: Quick::default(),
                 uses: HashMap::new(),
+                names: HashMap::new(),
                 limbo: Vec::new(),
                 limbo_bytes: 0,
                 stale: VecDeque::new(),
@@ -263,6 +269,11 @@ impl Lane {
 
     pub(super) fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// The first address.
+    pub(super) fn base(&self) -> Va {
+        self.range.start()
     }
 
     /// Bytes of addresses.
@@ -289,7 +300,12 @@ impl Lane {
         let hit = self.state.lock().hit(size, align);
         let found = match hit {
             Some(found) => found,
-            None => self.miss(size, align)?,
+            None => self.miss(&Request {
+                len,
+                size,
+                align,
+                name: None,
+            })?,
         };
         Ok(Block::new(
             self.clone(),
@@ -303,7 +319,11 @@ impl Lane {
     pub(super) fn free(&self, addr: Va, hint: u32) -> Result<()> {
         let mut state = self.state.lock();
         // Marked as freed in the books, where a second free will see it.
-        let Some(found) = state.core.retain(addr.get(), hint, FREED) else {
+        let mut retained = state.core.retain(addr.get(), hint, FREED);
+        if retained.is_none() && state.unname(addr.get()) {
+            retained = state.core.retain(addr.get(), hint, FREED);
+        }
+        let Some(found) = retained else {
             let inside = state.core.block(addr.get()).is_none();
             return Err(no_block(addr, inside && state.core.is_inside(addr.get())));
         };
@@ -393,29 +413,7 @@ impl Lane {
 
     /// Adds this lane's figures.
     pub(super) fn add_to(&self, sum: &mut HeapStats) {
-        let state = self.state.lock();
-        let core = state.core.stats();
-        sum.live += core.live - state.quick.bytes();
-        sum.live_peak += core.live_peak;
-        sum.blocks += core.blocks - state.quick.blocks();
-        sum.held += core.held;
-        sum.held_peak += state.counts.held_peak;
-        sum.granules += core.granules;
-        sum.idle += core.idle;
-        sum.limbo += state.limbo_bytes;
-        sum.aliases += state.stale.len() as u64;
-        sum.allocs += state.counts.allocs;
-        sum.misses += state.counts.misses;
-        sum.remaps += state.counts.remaps;
-        sum.creates += state.counts.creates;
-        sum.host_waits += state.counts.host_waits;
-        sum.device_waits += state.counts.device_waits;
-        sum.failures += state.counts.failures;
-        sum.broken += state
-            .broken
-            .iter()
-            .map(|b| b.stuck.len() as u64)
-            .sum::<u64>();
+        self.state.lock().add_to(sum);
     }
 
     /// Recounts the books; the bytes held.

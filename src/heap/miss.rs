@@ -3,15 +3,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::block::Block;
 use super::core::{Block as Found, OutOfMemory, PAGE_BYTES, Plan};
 use super::lane::{After, Alias, Broken, Lane, State, Stuck, Use};
+use super::name::BlockName;
 use super::retire::{GRACE, fence_uses};
 use crate::driver::sim::{Nanos, SimDriver};
 use crate::driver::{Access, PhysId};
 use crate::pool::{BUSY, Granule};
 use crate::stream::Fence;
 use crate::units::{Va, VaRange};
-use crate::{Error, Result};
+use crate::{Error, Limit, Result};
 
 /// Pause between two looks at fences while an allocation waits.
 const PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
@@ -55,14 +57,57 @@ struct Short {
     own: bool,
 }
 
+/// What was asked of a lane.
+pub(super) struct Request<'a> {
+    /// Bytes asked for.
+    pub(super) len: u64,
+    /// Those, rounded.
+    pub(super) size: u64,
+    pub(super) align: u64,
+    pub(super) name: Option<&'a BlockName>,
+}
+
 impl Lane {
-    pub(super) fn miss(self: &Arc<Self>, size: u64, align: u64) -> Result<Found> {
-        self.state.lock().counts.misses += 1;
-        let found = self.seek(size, align);
-        if found.is_err() {
-            self.state.lock().counts.failures += 1;
+    /// A block with a name.
+    pub(super) fn alloc_named(self: &Arc<Self>, request: &Request<'_>) -> Result<Block> {
+        let hit = self.state.lock().hit(request.size, request.align);
+        let found = match hit {
+            Some(found) => found,
+            None => self.miss(request)?,
+        };
+        let addr = Va::new(found.addr);
+        let block = Block::new(self.clone(), addr, request.len, found.hint);
+        if let Some(name) = request.name {
+            self.set_name(addr, request.len, name.clone())?;
         }
-        found
+        Ok(block)
+    }
+
+    /// A block by way of the driver. Asks the heap's callback where there is none.
+    pub(super) fn miss(&self, request: &Request<'_>) -> Result<Found> {
+        self.state.lock().counts.misses += 1;
+        // Booked on every way out, also when the callback panics.
+        let failed = Failed(self);
+        let mut attempt = 0u32;
+        loop {
+            let error = match self.seek(request.size, request.align) {
+                Ok(found) => {
+                    std::mem::forget(failed);
+                    return Ok(found);
+                }
+                Err(error) => error,
+            };
+            attempt = attempt.saturating_add(1);
+            let heap = self.heap().filter(|_| is_shortage(&error));
+            let Some(heap) = heap else { return Err(error) };
+            let error = heap.explain(error, request, self);
+            let name = request.name.map(|name| &**name);
+            let requested = request.len;
+            tracing::debug!(%error, requested, name, attempt, "heap out of memory");
+            if !heap.asks_for_retry(request, self.stream(), attempt, &error) {
+                return Err(error);
+            }
+        }
     }
 
     fn seek(&self, size: u64, align: u64) -> Result<Found> {
@@ -406,7 +451,7 @@ impl Lane {
                 reserved: self.range_len(),
                 bound: self.range_len(),
             },
-            (None, _) => self.pool.shared().shortage(size, lacking),
+            (None, _) => self.short_of(size, short),
         };
         let budget = self.pool.shared().budget();
         if size > budget.min(self.config.limit.unwrap_or(u64::MAX)) {
@@ -427,6 +472,17 @@ impl Lane {
             return Ok(());
         }
         self.wait_or_give_up(error, attempt.started)
+    }
+
+    /// The error for a plan that is short within the budget or the heap's limit.
+    fn short_of(&self, size: u64, short: &Short) -> Error {
+        let mut error = self.pool.shared().shortage(size, short.why.lacking);
+        if let Error::OutOfMemory(shortage) = &mut error
+            && short.own
+        {
+            shortage.limit = Limit::Heap;
+        }
+        error
     }
 
     /// Orders this stream behind other streams whose freed memory is in limbo here, without a wait
@@ -485,6 +541,20 @@ impl Lane {
         self.state.lock().counts.host_waits += 1;
         self.pause();
         Ok(())
+    }
+}
+
+/// Whether a callback that frees memory may help.
+fn is_shortage(error: &Error) -> bool {
+    error.is_out_of_memory() || matches!(error, Error::AddressSpaceExhausted { .. })
+}
+
+/// Books a failure of a lane when dropped.
+struct Failed<'a>(&'a Lane);
+
+impl Drop for Failed<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().counts.failures += 1;
     }
 }
 

@@ -11,16 +11,29 @@ use crate::units::Va;
 use crate::{Error, Result};
 
 mod block;
+mod callback;
 mod config;
 mod core;
 mod lane;
 mod miss;
+mod name;
 mod quick;
+mod report;
 mod retire;
+mod snapshot;
+mod stats;
 
 pub use block::Block;
+use callback::Callback;
+pub use callback::{OomAnswer, OomEvent};
 pub use config::{HeapConfig, Rounding};
 use lane::Lane;
+use miss::Request;
+pub use name::BlockName;
+pub use snapshot::{
+    BlockSnapshot, BlockState, GranuleSnapshot, HeapSnapshot, Span, StreamSnapshot,
+};
+pub use stats::HeapStats;
 
 /// Default alignment of blocks in bytes, and the unit that sizes are rounded up to.
 pub const DEFAULT_ALIGN: u64 = core::UNIT;
@@ -82,56 +95,7 @@ struct Shared {
     held: Mutex<u64>,
     /// What lanes did that are gone.
     past: Mutex<HeapStats>,
-}
-
-/// Figures of a heap at one moment, over all its streams. Sizes in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct HeapStats {
-    /// In live blocks, rounded up to 256 bytes each; with what is in limbo.
-    pub live: u64,
-    /// Sum over streams of the most that was live on each.
-    pub live_peak: u64,
-    /// How many blocks are live.
-    pub blocks: u64,
-    /// Physical memory held.
-    pub held: u64,
-    /// Sum over streams of the most that was held for each.
-    pub held_peak: u64,
-    /// How many granules that is.
-    pub granules: u64,
-    /// Held in granules without a live byte.
-    pub idle: u64,
-    /// Freed and waiting for other streams.
-    pub limbo: u64,
-    /// Old mappings that wait for a fence.
-    pub aliases: u64,
-    /// Allocations.
-    pub allocs: u64,
-    /// Of those, not served from mapped memory.
-    pub misses: u64,
-    /// Granules moved without a copy.
-    pub remaps: u64,
-    /// Granules taken from the pool.
-    pub creates: u64,
-    /// Waits of the host.
-    pub host_waits: u64,
-    /// Freed blocks that a stream was made to wait for on the device.
-    pub device_waits: u64,
-    /// Allocations that failed.
-    pub failures: u64,
-    /// Mappings the driver refused to undo so far.
-    pub broken: u64,
-}
-
-impl HeapStats {
-    /// Part of the held memory that holds no live byte, 0 to 1.
-    #[must_use]
-    pub fn waste(&self) -> f64 {
-        match self.held {
-            0 => 0.0,
-            held => 1.0 - self.live as f64 / held as f64,
-        }
-    }
+    on_oom: Mutex<Option<Callback>>,
 }
 
 impl Heap {
@@ -164,6 +128,7 @@ impl Heap {
                 lanes: RwLock::new(Vec::new()),
                 held: Mutex::new(0),
                 past: Mutex::new(HeapStats::default()),
+                on_oom: Mutex::new(None),
             }),
         })
     }
@@ -193,14 +158,26 @@ impl Heap {
     ///
     /// As [`alloc`](Self::alloc); [`Error::InvalidConfig`] for another alignment.
     pub fn alloc_aligned(&self, size: u64, align: u64, stream: &Stream) -> Result<Block> {
-        if size > config::LINE_MAX {
-            return Err(Error::TooLarge {
-                requested: size,
-                max: config::LINE_MAX,
-            });
-        }
+        check_size(size)?;
         let lane = self.shared.lane(stream)?;
         self.shared.alloc(&lane, size, align)
+    }
+
+    /// As [`alloc`](Self::alloc), with a name that snapshots, errors and traces show. Costs a little more
+    /// than a block without one, when it is allocated and when it is freed.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_named(
+        &self,
+        size: u64,
+        name: impl Into<BlockName>,
+        stream: &Stream,
+    ) -> Result<Block> {
+        check_size(size)?;
+        let lane = self.shared.lane(stream)?;
+        self.shared.alloc_named(&lane, size, &name.into())
     }
 
     /// The heap's side for one stream: saves the look-up by stream on a hot path.
@@ -279,8 +256,41 @@ impl Heap {
     }
 }
 
+/// Refuses sizes that no lane has addresses for, before a lane is made for them.
+fn check_size(size: u64) -> Result<()> {
+    match size > config::LINE_MAX {
+        true => Err(Error::TooLarge {
+            requested: size,
+            max: config::LINE_MAX,
+        }),
+        false => Ok(()),
+    }
+}
+
 impl Shared {
     fn alloc(&self, lane: &Arc<Lane>, size: u64, align: u64) -> Result<Block> {
+        match self.rounded(lane, size, align)? {
+            0 => Ok(Block::new(lane.clone(), Va::new(0), 0, 0)),
+            rounded => lane.alloc(size, rounded, align),
+        }
+    }
+
+    fn alloc_named(&self, lane: &Arc<Lane>, len: u64, name: &BlockName) -> Result<Block> {
+        let align = DEFAULT_ALIGN;
+        match self.rounded(lane, len, align)? {
+            0 => self.alloc(lane, len, align),
+            size => lane.alloc_named(&Request {
+                len,
+                size,
+                align,
+                name: Some(name),
+            }),
+        }
+    }
+
+    /// Bytes that a request takes; 0 for no bytes.
+    #[inline]
+    fn rounded(&self, lane: &Lane, size: u64, align: u64) -> Result<u64> {
         if !align.is_power_of_two() {
             return Err(Error::InvalidConfig {
                 what: "alignment",
@@ -289,7 +299,7 @@ impl Shared {
             });
         }
         if size == 0 {
-            return Ok(Block::new(lane.clone(), Va::new(0), 0, 0));
+            return Ok(0);
         }
         let max = lane.largest();
         if align > max {
@@ -299,11 +309,10 @@ impl Shared {
             });
         }
         let rounded = self.config.rounding.round(size).filter(|r| *r <= max);
-        let rounded = rounded.ok_or(Error::TooLarge {
+        rounded.ok_or(Error::TooLarge {
             requested: size,
             max,
-        })?;
-        lane.alloc(size, rounded, align)
+        })
     }
 
     fn lane(self: &Arc<Self>, stream: &Stream) -> Result<Arc<Lane>> {
@@ -406,6 +415,15 @@ impl StreamHeap {
     /// As [`Heap::alloc_aligned`].
     pub fn alloc_aligned(&self, size: u64, align: u64) -> Result<Block> {
         self.shared.alloc(&self.lane, size, align)
+    }
+
+    /// As [`Heap::alloc_named`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::alloc`].
+    pub fn alloc_named(&self, size: u64, name: impl Into<BlockName>) -> Result<Block> {
+        self.shared.alloc_named(&self.lane, size, &name.into())
     }
 
     /// The stream.

@@ -58,6 +58,13 @@ impl Quick {
         self.blocks + u64::from(self.pair.is_some())
     }
 
+    /// Bytes of the longest block kept.
+    pub(super) fn largest(&self) -> u64 {
+        let longest = self.lists.iter().filter_map(|list| list.last());
+        let longest = longest.chain(&self.pair).map(|kept| kept.len);
+        longest.max().unwrap_or(0)
+    }
+
     /// A kept block of exactly the units that `size` takes, at a multiple of `align`. The second
     /// value is a larger block that must go to the books first, since it is no match: whoever asks
     /// for another size may need its bytes.
