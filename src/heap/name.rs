@@ -90,8 +90,9 @@ impl Lane {
     pub(super) fn set_name(&self, addr: Va, requested: u64, name: BlockName) -> Result<()> {
         let mut state = self.state.lock();
         let addr = addr.get();
-        if state.core.block(addr).is_none_or(|b| b.uses == FREED) {
-            let inside = state.core.is_inside(addr);
+        let found = state.core.block(addr);
+        if found.is_none_or(|b| b.uses == FREED) {
+            let inside = found.is_none() && state.core.is_inside(addr);
             return Err(super::block::no_block(Va::new(addr), inside));
         }
         state.core.mark(addr, NAMED);

@@ -219,19 +219,23 @@ impl fmt::Display for Span {
 fn figures(stats: &HeapStats, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(
         f,
-        "  held {} in {} granules; live {} in {} blocks, {} of it in limbo",
+        "  held {} in {} granules; live {} in {} blocks",
         Bytes(stats.held),
         stats.granules,
         Bytes(stats.live),
         stats.blocks,
+    )?;
+    writeln!(
+        f,
+        "  free {}, longest run {}, idle {}; in limbo {}",
+        Bytes(stats.free),
+        Bytes(stats.largest_free),
+        Bytes(stats.idle),
         Bytes(stats.limbo),
     )?;
     writeln!(
         f,
-        "  free {}, longest run {}, idle {}; waste {:.1} %, external {:.1} %",
-        Bytes(stats.free),
-        Bytes(stats.largest_free),
-        Bytes(stats.idle),
+        "  waste {:.1} %, external {:.1} %",
         100.0 * stats.waste(),
         100.0 * stats.external(),
     )

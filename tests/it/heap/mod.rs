@@ -4,7 +4,9 @@
 
 mod alias;
 mod faults;
+mod oom;
 mod program;
 mod regressions;
+mod snapshot;
 mod threads;
 mod yard;
