@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
-use super::miss::Request;
 use super::name::BlockName;
+use super::request::Request;
 use super::{Heap, Shared};
 use crate::stream::Stream;
 use crate::{Error, OutOfMemory};

@@ -1,12 +1,9 @@
 //! What happens when no free run holds a block: the driver's work, done without the lane's lock.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::block::Block;
 use super::core::{Block as Found, OutOfMemory, PAGE_BYTES, Plan};
 use super::lane::{After, Alias, Broken, Lane, State, Stuck, Use};
-use super::name::BlockName;
 use super::retire::{GRACE, fence_uses};
 use crate::driver::sim::{Nanos, SimDriver};
 use crate::driver::{Access, PhysId};
@@ -57,60 +54,9 @@ struct Short {
     own: bool,
 }
 
-/// What was asked of a lane.
-pub(super) struct Request<'a> {
-    /// Bytes asked for.
-    pub(super) len: u64,
-    /// Those, rounded.
-    pub(super) size: u64,
-    pub(super) align: u64,
-    pub(super) name: Option<&'a BlockName>,
-}
-
 impl Lane {
-    /// A block with a name.
-    pub(super) fn alloc_named(self: &Arc<Self>, request: &Request<'_>) -> Result<Block> {
-        let hit = self.state.lock().hit(request.size, request.align);
-        let found = match hit {
-            Some(found) => found,
-            None => self.miss(request)?,
-        };
-        let addr = Va::new(found.addr);
-        let block = Block::new(self.clone(), addr, request.len, found.hint);
-        if let Some(name) = request.name {
-            self.set_name(addr, request.len, name.clone())?;
-        }
-        Ok(block)
-    }
-
-    /// A block by way of the driver. Asks the heap's callback where there is none.
-    pub(super) fn miss(&self, request: &Request<'_>) -> Result<Found> {
-        self.state.lock().counts.misses += 1;
-        // Booked on every way out, also when the callback panics.
-        let failed = Failed(self);
-        let mut attempt = 0u32;
-        loop {
-            let error = match self.seek(request.size, request.align) {
-                Ok(found) => {
-                    std::mem::forget(failed);
-                    return Ok(found);
-                }
-                Err(error) => error,
-            };
-            attempt = attempt.saturating_add(1);
-            let heap = self.heap().filter(|_| is_shortage(&error));
-            let Some(heap) = heap else { return Err(error) };
-            let error = heap.explain(error, request, self);
-            let name = request.name.map(|name| &**name);
-            let requested = request.len;
-            tracing::debug!(%error, requested, name, attempt, "heap out of memory");
-            if !heap.asks_for_retry(request, self.stream(), attempt, &error) {
-                return Err(error);
-            }
-        }
-    }
-
-    fn seek(&self, size: u64, align: u64) -> Result<Found> {
+    /// A block by way of the driver.
+    pub(super) fn seek(&self, size: u64, align: u64) -> Result<Found> {
         let mut attempt = Attempt {
             started: Instant::now(),
             refused: None,
@@ -541,20 +487,6 @@ impl Lane {
         self.state.lock().counts.host_waits += 1;
         self.pause();
         Ok(())
-    }
-}
-
-/// Whether a callback that frees memory may help.
-fn is_shortage(error: &Error) -> bool {
-    error.is_out_of_memory() || matches!(error, Error::AddressSpaceExhausted { .. })
-}
-
-/// Books a failure of a lane when dropped.
-struct Failed<'a>(&'a Lane);
-
-impl Drop for Failed<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().counts.failures += 1;
     }
 }
 

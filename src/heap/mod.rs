@@ -19,6 +19,7 @@ mod miss;
 mod name;
 mod quick;
 mod report;
+mod request;
 mod retire;
 mod snapshot;
 mod stats;
@@ -28,8 +29,8 @@ use callback::Callback;
 pub use callback::{OomAnswer, OomEvent};
 pub use config::{HeapConfig, Rounding};
 use lane::Lane;
-use miss::Request;
 pub use name::BlockName;
+use request::Request;
 pub use snapshot::{
     BlockSnapshot, BlockState, GranuleSnapshot, HeapSnapshot, Span, StreamSnapshot,
 };

@@ -1,7 +1,7 @@
 //! What an out-of-memory error of a heap says besides the pool's figures.
 
 use super::lane::Lane;
-use super::miss::Request;
+use super::request::Request;
 use super::{HeapStats, Shared};
 use crate::{Error, HeapShortage, OutOfMemory};
 

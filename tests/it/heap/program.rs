@@ -330,6 +330,9 @@ impl World {
     fn end(mut self) {
         self.yard.rig.fault.clear();
         self.holds.clear();
+        for heap in &self.heaps {
+            super::snapshot::check(&heap.snapshot());
+        }
         while !self.live.is_empty() {
             let own = self.live[0].own;
             drop(self.take(0, own));

@@ -63,8 +63,9 @@ fn check_stream(one: &StreamSnapshot) {
     }
 }
 
+/// What a snapshot says fits together, and its table a terminal.
 #[track_caller]
-fn check(snapshot: &HeapSnapshot) {
+pub fn check(snapshot: &HeapSnapshot) {
     snapshot.streams.iter().for_each(check_stream);
     let text = snapshot.to_string();
     let too_long = text.lines().find(|line| line.chars().count() > 80);
