@@ -89,18 +89,36 @@ impl std::fmt::Display for HeapShortage {
         if let Some(limit) = self.limit {
             write!(f, " of at most {}", Bytes(limit))?;
         }
-        write!(
-            f,
-            ": {} live, {} free (longest run {}, {} in whole granules, the rest beside {} in use); \
-             {} wait for other streams; others hold {}",
-            Bytes(self.live),
-            Bytes(self.free),
-            Bytes(self.largest_free),
-            Bytes(self.idle),
-            Bytes(self.pinning),
-            Bytes(self.limbo),
-            Bytes(self.others),
-        )
+        write!(f, ": {} live", Bytes(self.live))?;
+        if self.limbo > 0 {
+            write!(
+                f,
+                " ({} of it waiting for other streams)",
+                Bytes(self.limbo)
+            )?;
+        }
+        write!(f, ", {} free", Bytes(self.free))?;
+        if self.free > 0 {
+            write!(
+                f,
+                " (longest run {}, {} in whole granules",
+                Bytes(self.largest_free),
+                Bytes(self.idle),
+            )?;
+            if self.free > self.idle {
+                write!(
+                    f,
+                    ", {} beside {} in use",
+                    Bytes(self.free - self.idle),
+                    Bytes(self.pinning),
+                )?;
+            }
+            write!(f, ")")?;
+        }
+        match self.others {
+            0 => Ok(()),
+            others => write!(f, "; others hold {}", Bytes(others)),
+        }
     }
 }
 
@@ -355,5 +373,52 @@ mod tests {
     fn errors_stay_small() {
         // Results travel by value on hot paths; larger payloads are boxed.
         assert!(size_of::<Error>() <= 64, "{}", size_of::<Error>());
+    }
+
+    #[test]
+    fn a_shortage_reads_well() {
+        use crate::units::MIB;
+        let mut why = OutOfMemory {
+            requested: 40 * MIB,
+            missing: 8 * MIB,
+            limit: Limit::Heap,
+            budget: 128 * MIB,
+            created: 64 * MIB,
+            mapped: 62 * MIB,
+            idle: 2 * MIB,
+            pending: 0,
+            name: None,
+            heap: None,
+        };
+        let pool = "budget 128 MiB, created 64 MiB, mapped 62 MiB, idle 2 MiB, pending 0 B";
+        let start = "missing 8 MiB; limit hit: the heap's limit";
+        let bare = format!("requested 40 MiB, {start}; {pool}");
+        assert_eq!(why.to_string(), bare);
+        let mut heap = HeapShortage {
+            held: 40 * MIB,
+            live: 40 * MIB,
+            ..HeapShortage::default()
+        };
+        why.heap = Some(heap);
+        let heaps = "the heap holds 40 MiB: 40 MiB live, 0 B free";
+        assert_eq!(why.to_string(), format!("{bare}; {heaps}"));
+        heap = HeapShortage {
+            limit: Some(48 * MIB),
+            live: 30 * MIB,
+            free: 10 * MIB,
+            largest_free: 6 * MIB,
+            idle: 4 * MIB,
+            pinning: 12 * MIB,
+            limbo: MIB,
+            others: 22 * MIB,
+            ..heap
+        };
+        why.heap = Some(heap);
+        why.name = Some("weights".into());
+        let heaps = "the heap holds 40 MiB of at most 48 MiB: 30 MiB live \
+                     (1 MiB of it waiting for other streams), 10 MiB free (longest run 6 MiB, \
+                     4 MiB in whole granules, 6 MiB beside 12 MiB in use); others hold 22 MiB";
+        let all = format!("requested 40 MiB for \"weights\", {start}; {pool}; {heaps}");
+        assert_eq!(why.to_string(), all);
     }
 }

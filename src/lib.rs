@@ -85,6 +85,8 @@
 //! | [`Arena::shrink`], [`Arena::close`], dropping | the work queued on the arena's streams, then the driver calls |
 //! | [`Arena::shrink_deferred`] | nothing but driver calls for what is idle already |
 //! | [`Pool::trim`], [`Pool::set_budget`] | the driver calls |
+//! | [`Heap::alloc`] from mapped memory, freeing a [`Block`] | nothing: bookkeeping |
+//! | a heap that is short | work that keeps memory, up to [`HeapConfig::wait`]; then its [callback](Heap::set_oom_callback) |
 //! | a pool that is short | fences of deferred shrinks, up to [`PoolConfig::wait`]; 0 turns it off |
 
 mod arena;

@@ -277,6 +277,7 @@ impl fmt::Display for StreamSnapshot {
         }
         rows.sort_by_key(|(span, ..)| span.addr);
         for (span, what, name) in rows {
+            let name = name.escape_debug().to_string();
             let row = format!("  {span}  {what:5}  {name:.40}");
             writeln!(f, "{}", row.trim_end())?;
         }

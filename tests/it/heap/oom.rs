@@ -350,7 +350,7 @@ fn the_error_says_what_is_free_and_what_keeps_it(on: On) {
         "requested 65 MiB for \"gradients\"",
         "limit hit: the pool's budget",
         "5.50 MiB live",
-        "4 MiB wait for other streams",
+        "4 MiB of it waiting for other streams",
         "others hold 16 MiB",
     ] {
         assert!(text.contains(part), "{part:?} is not in: {text}");

@@ -166,6 +166,10 @@ fn a_name_goes_with_its_block(on: On) {
         let next = yard.alloc(size, 0);
         assert_eq!(next.name(), None);
     }
+    let long = "a name\nof two lines, longer than any table of eighty columns is wide ".repeat(3);
+    let long = yard.heap.alloc_named(MIB, long, &yard.streams[0]).unwrap();
+    check(&yard.heap.snapshot());
+    drop(long);
     let none = yard.heap.alloc_named(0, "none", &yard.streams[0]).unwrap();
     none.set_name("still none").unwrap();
     assert_eq!((none.name(), none.len()), (None, 0));
