@@ -6,5 +6,6 @@ mod alias;
 mod faults;
 mod program;
 mod regressions;
+mod soak;
 mod threads;
 mod yard;
