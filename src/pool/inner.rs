@@ -143,7 +143,7 @@ impl Shared {
                 return Err(books.shortage(requested, missing, Limit::Budget));
             }
             drop(books);
-            std::thread::sleep(PAUSE);
+            crate::sync::pause(PAUSE);
         };
         let lists = self.carry_out(admission, &mut quest)?;
         Ok(lists.into_iter().flatten().collect())
@@ -206,7 +206,7 @@ impl Shared {
         let hope = (pending && waited < quest.wait)
             || ((releasing || busy > quest.asking) && waited < BUSY);
         if hope {
-            std::thread::sleep(PAUSE);
+            crate::sync::pause(PAUSE);
         }
         hope
     }
