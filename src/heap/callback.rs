@@ -1,6 +1,5 @@
 //! The callback of a heap that is out of memory.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -8,6 +7,7 @@ use super::name::BlockName;
 use super::request::Request;
 use super::{Heap, Shared};
 use crate::stream::Stream;
+use crate::sync::{Mutex, ThreadId, this_thread};
 use crate::{Error, OutOfMemory};
 
 /// An allocation that is about to fail, as the heap's callback sees it.
@@ -51,33 +51,35 @@ pub enum OomAnswer {
 }
 
 /// What a heap calls when an allocation is about to fail.
-pub(super) type Callback = Arc<dyn Fn(&OomEvent<'_>) -> OomAnswer + Send + Sync>;
+type Callback = Arc<dyn Fn(&OomEvent<'_>) -> OomAnswer + Send + Sync>;
 
-thread_local! {
-    /// Heaps whose callback this thread is in, by address; innermost last.
-    static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+/// A heap's callback.
+#[derive(Default)]
+pub(super) struct OnOom {
+    callback: Mutex<Option<Callback>>,
+    /// The threads that are in it.
+    inside: Mutex<Vec<ThreadId>>,
 }
 
-/// Marks that this thread is in a heap's callback, until dropped; also by a panic.
-struct Inside(usize);
-
-impl Inside {
-    /// `None` if it is already.
-    fn enter(heap: &Arc<Shared>) -> Option<Self> {
-        let key = Arc::as_ptr(heap) as usize;
-        INSIDE.with_borrow_mut(|inside| {
-            let fresh = !inside.contains(&key);
-            fresh.then(|| {
-                inside.push(key);
-                Self(key)
-            })
+impl OnOom {
+    /// Marks that this thread is in the callback; `None` if it is already.
+    fn enter(&self) -> Option<Inside<'_>> {
+        let thread = this_thread();
+        let mut inside = self.inside.lock();
+        let fresh = !inside.contains(&thread);
+        fresh.then(|| {
+            inside.push(thread);
+            Inside(self, thread)
         })
     }
 }
 
-impl Drop for Inside {
+/// A thread in the callback, until dropped; also by a panic.
+struct Inside<'a>(&'a OnOom, ThreadId);
+
+impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        INSIDE.with_borrow_mut(|inside| inside.retain(|key| *key != self.0));
+        self.0.inside.lock().retain(|thread| *thread != self.1);
     }
 }
 
@@ -94,10 +96,10 @@ impl Shared {
             return false;
         }
         // A clone, so that no lock is held: the callback may allocate, free, trim, and set another.
-        let Some(callback) = self.on_oom.lock().clone() else {
+        let Some(callback) = self.on_oom.callback.lock().clone() else {
             return false;
         };
-        let Some(_inside) = Inside::enter(self) else {
+        let Some(_inside) = self.on_oom.enter() else {
             return false;
         };
         let heap = Heap {
@@ -153,14 +155,19 @@ impl Heap {
         &self,
         callback: impl Fn(&OomEvent<'_>) -> OomAnswer + Send + Sync + 'static,
     ) {
-        let old = self.shared.on_oom.lock().replace(Arc::new(callback));
+        let old = self
+            .shared
+            .on_oom
+            .callback
+            .lock()
+            .replace(Arc::new(callback));
         // Without the lock: what it captured may free blocks.
         drop(old);
     }
 
     /// Takes the callback away. One that is running goes on.
     pub fn clear_oom_callback(&self) {
-        let old = self.shared.on_oom.lock().take();
+        let old = self.shared.on_oom.callback.lock().take();
         drop(old);
     }
 }

@@ -372,9 +372,9 @@ impl Lane {
             // Its clock does not move by itself.
             Some(sim) => {
                 sim.advance(Nanos(50_000));
-                std::thread::yield_now();
+                crate::sync::yield_now();
             }
-            None => std::thread::sleep(PAUSE),
+            None => crate::sync::pause(PAUSE),
         }
     }
 

@@ -25,7 +25,7 @@ mod snapshot;
 mod stats;
 
 pub use block::Block;
-use callback::Callback;
+use callback::OnOom;
 pub use callback::{OomAnswer, OomEvent};
 pub use config::{HeapConfig, Rounding};
 use lane::Lane;
@@ -96,7 +96,7 @@ struct Shared {
     held: Mutex<u64>,
     /// What lanes did that are gone.
     past: Mutex<HeapStats>,
-    on_oom: Mutex<Option<Callback>>,
+    on_oom: OnOom,
 }
 
 impl Heap {
@@ -129,7 +129,7 @@ impl Heap {
                 lanes: RwLock::new(Vec::new()),
                 held: Mutex::new(0),
                 past: Mutex::new(HeapStats::default()),
-                on_oom: Mutex::new(None),
+                on_oom: OnOom::default(),
             }),
         })
     }

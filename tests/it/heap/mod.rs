@@ -8,5 +8,6 @@ mod oom;
 mod program;
 mod regressions;
 mod snapshot;
+mod soak;
 mod threads;
 mod yard;
