@@ -15,7 +15,7 @@ use flate2::read::GzDecoder;
 use granule::driver::DriverKind;
 use granule::driver::cuda::CudaDriver;
 use granule::driver::sim::SimDriver;
-use granule::units::{GIB, KIB, MIB};
+use granule::units::{Bytes, GIB, KIB, MIB};
 use granule::{Block, Device, Error, Heap, HeapConfig, Pool, PoolConfig};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
@@ -82,7 +82,7 @@ fn hot(device: &Device, settings: &Settings) -> Outcome {
             }
             Ok(())
         })?;
-        println!("| hot, {} | {ns:.1} |", granule::units::Bytes(size));
+        println!("| hot, {} | {ns:.1} |", Bytes(size));
     }
     let ns = best(settings, 200_000, |n| {
         for _ in 0..n {
@@ -226,10 +226,7 @@ fn rivals(device: &Device, settings: &Settings) -> Outcome {
             }
             Ok(())
         })?;
-        println!(
-            "| cuMemAllocAsync, {} | {ns:.1} |",
-            granule::units::Bytes(size)
-        );
+        println!("| cuMemAllocAsync, {} | {ns:.1} |", Bytes(size));
     }
     stream.synchronize()?;
     let ns = best(settings, 500, |n| {
@@ -263,7 +260,7 @@ fn cold(device: &Device, settings: &Settings) -> Outcome {
         }
         times.sort();
         let median = times[times.len() / 2].as_nanos() as f64 / 1e3;
-        println!("| {} | {median:.1} |", granule::units::Bytes(*size));
+        println!("| {} | {median:.1} |", Bytes(*size));
     }
     Ok(())
 }
@@ -409,13 +406,22 @@ fn traces(device: &Device, settings: &Settings) -> Outcome {
     );
     for path in paths {
         let trace = load(&path)?;
+        let there = device.memory_info()?.free;
+        if there / 10 < trace.peak / 9 {
+            let (need, there) = (Bytes(trace.peak), Bytes(there));
+            println!(
+                "| {}: skipped, it needs {need} and {there} are free |",
+                trace.name
+            );
+            continue;
+        }
         let free = replay(device, &trace, None)?.ok_or("out of memory with no limit")?;
         let ratio = |bytes: u64| bytes as f64 / trace.peak as f64;
         let least = least_budget(device, &trace, free.reserved)?;
         println!(
             "| {} | {} | {:.3} | {:.3} | {} + {} in {} misses | {} | {:.1} | {:.0} |",
             trace.name,
-            granule::units::Bytes(trace.peak),
+            Bytes(trace.peak),
             ratio(free.reserved),
             ratio(least),
             free.creates,

@@ -1,6 +1,7 @@
 //! Errors that callers branch on, with the numbers in them.
 
 use crate::driver::{DriverError, DriverKind};
+use crate::heap::BlockName;
 use crate::units::{Bytes, Va};
 
 /// What this crate's operations return.
@@ -12,16 +13,29 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Limit {
     /// The pool's own budget.
     Budget,
+    /// The heap's own limit ([`HeapConfig::limit`](crate::HeapConfig::limit)).
+    Heap,
     /// The device, or other processes on it.
     Device,
 }
 
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Budget => "the pool's budget",
+            Self::Heap => "the heap's limit",
+            Self::Device => "the device",
+        })
+    }
+}
+
 /// What stood where when memory ran out. All figures in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutOfMemory {
-    /// Bytes of the operation that failed.
+    /// Bytes of the operation that failed, as they were asked for.
     pub requested: u64,
-    /// Bytes of that still missing when no more could be had.
+    /// Bytes of that still missing when no more could be had: what would have had to be created beyond
+    /// the limit, in whole granules.
     pub missing: u64,
     /// The limit that was hit.
     pub limit: Limit,
@@ -35,14 +49,88 @@ pub struct OutOfMemory {
     pub idle: u64,
     /// Bytes held back by work that has not finished (deferred shrinks).
     pub pending: u64,
+    /// The name that the block was to have; `None` without one, and for arenas.
+    pub name: Option<BlockName>,
+    /// How the heap stood; `None` for arenas and pools.
+    pub heap: Option<HeapShortage>,
+}
+
+/// How a heap stood when memory ran out, over all its streams. All figures in bytes but `aliases`.
+///
+/// `held == live + free`. Of `free`, `idle` bytes lie in granules without a live byte and could move once queued
+/// work allows it; the rest lies beside the `pinning` bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct HeapShortage {
+    /// Physical memory that the heap holds.
+    pub held: u64,
+    /// The most it may hold, if it has a limit of its own.
+    pub limit: Option<u64>,
+    /// In live blocks, with `limbo`.
+    pub live: u64,
+    /// Mapped and free.
+    pub free: u64,
+    /// The longest free run on the stream that asked.
+    pub largest_free: u64,
+    /// Free in granules without a live byte: whole granules that could be moved or given back.
+    pub idle: u64,
+    /// In use in granules that also hold free bytes: what keeps `free - idle` from moving.
+    pub pinning: u64,
+    /// Freed, and waiting for work of other streams.
+    pub limbo: u64,
+    /// How many old mappings wait for a fence.
+    pub aliases: u64,
+    /// Mapped by other holders of the pool: arenas and other heaps.
+    pub others: u64,
+}
+
+impl std::fmt::Display for HeapShortage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the heap holds {}", Bytes(self.held))?;
+        if let Some(limit) = self.limit {
+            write!(f, " of at most {}", Bytes(limit))?;
+        }
+        write!(f, ": {} live", Bytes(self.live))?;
+        if self.limbo > 0 {
+            write!(
+                f,
+                " ({} of it waiting for other streams)",
+                Bytes(self.limbo)
+            )?;
+        }
+        write!(f, ", {} free", Bytes(self.free))?;
+        if self.free > 0 {
+            write!(
+                f,
+                " (longest run {}, {} in whole granules",
+                Bytes(self.largest_free),
+                Bytes(self.idle),
+            )?;
+            if self.free > self.idle {
+                write!(
+                    f,
+                    ", {} beside {} in use",
+                    Bytes(self.free - self.idle),
+                    Bytes(self.pinning),
+                )?;
+            }
+            write!(f, ")")?;
+        }
+        match self.others {
+            0 => Ok(()),
+            others => write!(f, "; others hold {}", Bytes(others)),
+        }
+    }
 }
 
 impl std::fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "requested {}", Bytes(self.requested))?;
+        if let Some(name) = &self.name {
+            write!(f, " for {:?}", &**name)?;
+        }
         write!(
             f,
-            "requested {}, missing {}; limit hit: {:?}; budget {}, created {}, mapped {}, idle {}, pending {}",
-            Bytes(self.requested),
+            ", missing {}; limit hit: {}; budget {}, created {}, mapped {}, idle {}, pending {}",
             Bytes(self.missing),
             self.limit,
             Bytes(self.budget),
@@ -50,7 +138,11 @@ impl std::fmt::Display for OutOfMemory {
             Bytes(self.mapped),
             Bytes(self.idle),
             Bytes(self.pending),
-        )
+        )?;
+        match &self.heap {
+            Some(heap) => write!(f, "; {heap}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -281,5 +373,52 @@ mod tests {
     fn errors_stay_small() {
         // Results travel by value on hot paths; larger payloads are boxed.
         assert!(size_of::<Error>() <= 64, "{}", size_of::<Error>());
+    }
+
+    #[test]
+    fn a_shortage_reads_well() {
+        use crate::units::MIB;
+        let mut why = OutOfMemory {
+            requested: 40 * MIB,
+            missing: 8 * MIB,
+            limit: Limit::Heap,
+            budget: 128 * MIB,
+            created: 64 * MIB,
+            mapped: 62 * MIB,
+            idle: 2 * MIB,
+            pending: 0,
+            name: None,
+            heap: None,
+        };
+        let pool = "budget 128 MiB, created 64 MiB, mapped 62 MiB, idle 2 MiB, pending 0 B";
+        let start = "missing 8 MiB; limit hit: the heap's limit";
+        let bare = format!("requested 40 MiB, {start}; {pool}");
+        assert_eq!(why.to_string(), bare);
+        let mut heap = HeapShortage {
+            held: 40 * MIB,
+            live: 40 * MIB,
+            ..HeapShortage::default()
+        };
+        why.heap = Some(heap);
+        let heaps = "the heap holds 40 MiB: 40 MiB live, 0 B free";
+        assert_eq!(why.to_string(), format!("{bare}; {heaps}"));
+        heap = HeapShortage {
+            limit: Some(48 * MIB),
+            live: 30 * MIB,
+            free: 10 * MIB,
+            largest_free: 6 * MIB,
+            idle: 4 * MIB,
+            pinning: 12 * MIB,
+            limbo: MIB,
+            others: 22 * MIB,
+            ..heap
+        };
+        why.heap = Some(heap);
+        why.name = Some("weights".into());
+        let heaps = "the heap holds 40 MiB of at most 48 MiB: 30 MiB live \
+                     (1 MiB of it waiting for other streams), 10 MiB free (longest run 6 MiB, \
+                     4 MiB in whole granules, 6 MiB beside 12 MiB in use); others hold 22 MiB";
+        let all = format!("requested 40 MiB for \"weights\", {start}; {pool}; {heaps}");
+        assert_eq!(why.to_string(), all);
     }
 }

@@ -50,7 +50,8 @@
 //! # Contents
 //!
 //! * Hold memory: [`Tensor`] (elements and a shape), [`Arena`] (bytes), several at once:
-//!   [`Arena::grow_all`]; blocks of any size: [`Heap`], [`StreamHeap`], [`Block`]. Keep it from going: [`TensorView`], [`SharedView`], [`Pin`].
+//!   [`Arena::grow_all`]; blocks of any size: [`Heap`], [`StreamHeap`], [`Block`]. See what a
+//!   heap holds: [`HeapSnapshot`], [`HeapStats`]; make room for it: [`Heap::set_oom_callback`]. Keep it from going: [`TensorView`], [`SharedView`], [`Pin`].
 //! * Divide memory: [`Pool`], [`PoolConfig`], [`Policy`], [`PoolStats`].
 //! * Order work: [`Stream`], [`Fence`], [`Arena::record_use`].
 //! * Reach a device: [`Device`], and in [`driver`] the trait with its contract,
@@ -84,6 +85,8 @@
 //! | [`Arena::shrink`], [`Arena::close`], dropping | the work queued on the arena's streams, then the driver calls |
 //! | [`Arena::shrink_deferred`] | nothing but driver calls for what is idle already |
 //! | [`Pool::trim`], [`Pool::set_budget`] | the driver calls |
+//! | [`Heap::alloc`] from mapped memory, freeing a [`Block`] | nothing: bookkeeping |
+//! | a heap that is short | work that keeps memory, up to [`HeapConfig::wait`]; then its [callback](Heap::set_oom_callback) |
 //! | a pool that is short | fences of deferred shrinks, up to [`PoolConfig::wait`]; 0 turns it off |
 
 mod arena;
@@ -100,8 +103,11 @@ pub mod units;
 
 pub use arena::{Arena, ArenaConfig, Extent, Pin};
 pub use device::{DEFAULT_ADDRESS_BOUND, DRIVER_VARIABLE, Device};
-pub use error::{Error, Limit, OutOfMemory, Result};
-pub use heap::{Block, DEFAULT_ALIGN, Heap, HeapConfig, HeapStats, Rounding, StreamHeap};
+pub use error::{Error, HeapShortage, Limit, OutOfMemory, Result};
+pub use heap::{
+    Block, BlockName, BlockSnapshot, BlockState, DEFAULT_ALIGN, GranuleSnapshot, Heap, HeapConfig,
+    HeapSnapshot, HeapStats, OomAnswer, OomEvent, Rounding, Span, StreamHeap, StreamSnapshot,
+};
 pub use pool::{DEFAULT_GRANULE, DEFAULT_LARGEST_GRANULE, Policy, Pool, PoolConfig, PoolStats};
 pub use stream::{Fence, Stream};
 pub use tensor::{SharedView, Tensor, TensorView};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::front::Port;
+use super::name::BlockName;
 use crate::stream::{Fence, Stream};
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
@@ -23,6 +24,8 @@ pub struct Block {
     class: u8,
     /// A use by another stream was recorded.
     used: AtomicBool,
+    /// It was given a name.
+    named: AtomicBool,
 }
 
 impl Block {
@@ -35,6 +38,7 @@ impl Block {
             hint,
             class,
             used: AtomicBool::new(false),
+            named: AtomicBool::new(false),
         }
     }
 
@@ -71,6 +75,30 @@ impl Block {
     #[must_use]
     pub fn stream(&self) -> &Stream {
         self.port.lane().stream()
+    }
+
+    /// Names the block, or names it anew. Does nothing to a block of no bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stale`] if the heap has lost the block, which its owner alone can free.
+    pub fn set_name(&self, name: impl Into<BlockName>) -> Result<()> {
+        match self.is_empty() {
+            true => Ok(()),
+            false => {
+                self.named.store(true, Relaxed);
+                self.port.lane().set_name(self.addr, self.len, name.into())
+            }
+        }
+    }
+
+    /// Its name, if it was given one.
+    #[must_use]
+    pub fn name(&self) -> Option<BlockName> {
+        match self.named.load(Relaxed) {
+            true => self.port.lane().name(self.addr),
+            false => None,
+        }
     }
 
     /// Says that work queued on `stream` so far, or from now until the block is freed, uses the
@@ -141,10 +169,13 @@ impl Drop for Block {
         if self.is_empty() {
             return;
         }
-        // Whoever recorded a use was ordered before this by whatever shared the block.
-        let is_used = *self.used.get_mut();
+        // Whoever recorded a use or gave a name was ordered before this by whatever shared the block.
+        let (is_used, is_named) = (*self.used.get_mut(), *self.named.get_mut());
         let addr = self.addr.get();
-        if let Err(error) = self.port.free(addr, self.hint, self.class, is_used) {
+        let freed = self
+            .port
+            .free(addr, self.hint, self.class, is_used, is_named);
+        if let Err(error) = freed {
             tracing::error!(%error, "block lost");
         }
     }

@@ -63,6 +63,9 @@ pub struct HeapConfig {
     pub wait: Duration,
     /// Most bytes this heap may hold, over all its streams; the pool's budget by default.
     pub limit: Option<u64>,
+    /// How often the callback for lack of memory may be asked for one allocation; 16 by default. See
+    /// [`Heap::set_oom_callback`](super::Heap::set_oom_callback).
+    pub oom_attempts: u32,
 }
 
 impl Default for HeapConfig {
@@ -78,6 +81,7 @@ impl Default for HeapConfig {
             aliases: 64,
             wait: Duration::from_secs(1),
             limit: None,
+            oom_attempts: 16,
         }
     }
 }

@@ -9,6 +9,7 @@ use super::block::Block;
 use super::core::UNIT;
 use super::lane::Lane;
 use super::magazine::{Magazine, Slot, class_of};
+use super::request::Request;
 use crate::Result;
 use crate::units::Va;
 
@@ -37,10 +38,18 @@ impl Port {
         &self.lane
     }
 
-    /// Frees a block of this port; `is_used` says that its owner recorded a use of it.
+    /// Frees a block of this port; `is_used` says that its owner recorded a use of it, `is_named` that it
+    /// has a name.
     #[inline]
-    pub(super) fn free(&self, addr: u64, hint: u32, class: u8, is_used: bool) -> Result<()> {
-        if !is_used && !self.lane.is_used_by_address() {
+    pub(super) fn free(
+        &self,
+        addr: u64,
+        hint: u32,
+        class: u8,
+        is_used: bool,
+        is_named: bool,
+    ) -> Result<()> {
+        if !is_used && !is_named && !self.lane.is_used_by_address() {
             let unit = ((addr - self.lane.base()) / UNIT) as u32;
             let kept = match class {
                 0 => self.lane.pair.put(addr),
@@ -50,7 +59,8 @@ impl Port {
                 return Ok(());
             }
         }
-        self.lane.free_owned(Va::new(addr), hint, &self.magazine)
+        let addr = Va::new(addr);
+        self.lane.free_owned(addr, hint, is_named, &self.magazine)
     }
 }
 
@@ -76,12 +86,26 @@ impl Front {
 
     #[inline]
     fn port(&self) -> &Arc<Port> {
-        self.ports[seat()].get_or_init(|| {
-            Arc::new(Port {
-                lane: self.lane.clone(),
-                magazine: self.lane.open_magazine(),
-            })
-        })
+        let place = &self.ports[seat()];
+        match place.get() {
+            Some(port) => port,
+            None => self.open(place),
+        }
+    }
+
+    /// Opens a port, unless another thread does. Nobody waits in the place for the lane's lock.
+    #[cold]
+    fn open<'a>(&self, place: &'a OnceLock<Arc<Port>>) -> &'a Arc<Port> {
+        let magazine = self.lane.open_magazine();
+        let fresh = Arc::new(Port {
+            lane: self.lane.clone(),
+            magazine: magazine.clone(),
+        });
+        let port = place.get_or_init(|| fresh);
+        if !Arc::ptr_eq(&port.magazine, &magazine) {
+            self.lane.close_magazine(&magazine);
+        }
+        port
     }
 
     /// A block of no bytes.
@@ -94,8 +118,25 @@ impl Front {
     pub(super) fn alloc(&self, len: u64, size: u64, align: u64) -> Result<Block> {
         match self.take(len, size, align) {
             Some(block) => Ok(block),
-            None => self.alloc_in_books(self.port(), len, size, align),
+            None => self.alloc_in_books(&Request {
+                len,
+                size,
+                align,
+                name: None,
+            }),
         }
+    }
+
+    /// A block with a name.
+    pub(super) fn alloc_named(&self, request: &Request<'_>) -> Result<Block> {
+        let block = match self.take(request.len, request.size, request.align) {
+            Some(block) => block,
+            None => self.alloc_in_books(request)?,
+        };
+        if let Some(name) = request.name {
+            block.set_name(name.clone())?;
+        }
+        Ok(block)
     }
 
     /// As [`alloc`](Self::alloc), if a block is kept that fits; takes no lock.
@@ -116,17 +157,18 @@ impl Front {
         Some(Block::new(port.clone(), addr, len, slot.hint, class))
     }
 
-    fn alloc_in_books(&self, port: &Arc<Port>, len: u64, size: u64, align: u64) -> Result<Block> {
-        let hit = self.lane.hit(size, align, &port.magazine);
+    fn alloc_in_books(&self, request: &Request<'_>) -> Result<Block> {
+        let port = self.port();
+        let hit = self.lane.hit(request.size, request.align, &port.magazine);
         let found = match hit {
             Some(found) => found,
-            None => self.lane.miss(size, align)?,
+            None => self.lane.miss(request)?,
         };
         let addr = Va::new(found.addr);
         Ok(Block::new(
             port.clone(),
             addr,
-            len,
+            request.len,
             found.hint,
             class_of(found.len),
         ))

@@ -85,6 +85,7 @@ impl Lane {
                 magazines: Vec::new(),
                 base,
                 uses: HashMap::new(),
+                names: HashMap::new(),
                 limbo: Vec::new(),
                 limbo_bytes: 0,
                 stale: VecDeque::new(),
@@ -166,6 +167,12 @@ impl Lane {
         magazine
     }
 
+    /// Forgets a magazine that was never used.
+    pub(super) fn close_magazine(&self, magazine: &Arc<Magazine>) {
+        let mut state = self.state.lock();
+        state.magazines.retain(|one| !Arc::ptr_eq(one, magazine));
+    }
+
     /// A block from mapped memory.
     #[inline]
     pub(super) fn hit(&self, size: u64, align: u64, magazine: &Magazine) -> Option<core::Block> {
@@ -174,15 +181,21 @@ impl Lane {
 
     /// Frees the block at an address that its owner gave up.
     pub(super) fn free(&self, addr: Va, hint: u32) -> Result<()> {
-        self.lock().free(addr, hint, RAW).map(drop)
+        self.lock().free(addr, hint, RAW, true).map(drop)
     }
 
     /// Frees an owned block, and half of the blocks of its length in `magazine`, which is full.
     /// `hint` saves a look-up and may be wrong.
     #[inline]
-    pub(super) fn free_owned(&self, addr: Va, hint: u32, magazine: &Magazine) -> Result<()> {
+    pub(super) fn free_owned(
+        &self,
+        addr: Va,
+        hint: u32,
+        is_named: bool,
+        magazine: &Magazine,
+    ) -> Result<()> {
         let mut state = self.lock();
-        let class = class_of(state.free(addr, hint, 0)?);
+        let class = class_of(state.free(addr, hint, 0, is_named)?);
         if class != 0 {
             magazine.spill(class, |slot| {
                 if let Some(kept) = state.keep_in_books(slot) {
@@ -270,37 +283,7 @@ impl Lane {
 
     /// Adds this lane's figures.
     pub(super) fn add_to(&self, sum: &mut HeapStats) {
-        let state = self.state.lock();
-        let core = state.core.stats();
-        let (mut bytes, mut blocks) = state.quick.sums();
-        sum.allocs += self.pair.allocs();
-        for magazine in &state.magazines {
-            let (more, count) = magazine.sums();
-            (bytes, blocks) = (bytes + more, blocks + count);
-            sum.allocs += magazine.allocs();
-        }
-        // Other threads may move blocks between two looks.
-        sum.live += core.live.saturating_sub(bytes);
-        sum.live_peak += core.live_peak;
-        sum.blocks += core.blocks.saturating_sub(blocks);
-        sum.held += core.held;
-        sum.held_peak += state.counts.held_peak;
-        sum.granules += core.granules;
-        sum.idle += core.idle;
-        sum.limbo += state.limbo_bytes;
-        sum.aliases += state.stale.len() as u64;
-        sum.allocs += state.counts.allocs;
-        sum.misses += state.counts.misses;
-        sum.remaps += state.counts.remaps;
-        sum.creates += state.counts.creates;
-        sum.host_waits += state.counts.host_waits;
-        sum.device_waits += state.counts.device_waits;
-        sum.failures += state.counts.failures;
-        sum.broken += state
-            .broken
-            .iter()
-            .map(|b| b.stuck.len() as u64)
-            .sum::<u64>();
+        self.state.lock().add_to(sum);
     }
 
     /// Recounts the books; the bytes held.
@@ -328,6 +311,7 @@ impl Lane {
             lost += u64::from(!block.is_some_and(known));
         }
         check("blocks of magazines", 0, lost)?;
+        check("names of freed blocks", 0, state.orphaned_names())?;
         let limbo = state.limbo.iter().map(|l| l.len).sum();
         check("limbo bytes", state.limbo_bytes, limbo)?;
         check("orders under way", state.in_hand as u64, 0)?;

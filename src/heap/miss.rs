@@ -1,6 +1,5 @@
 //! What happens when no free run holds a block: the driver's work, done without the lane's lock.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::{Block as Found, OutOfMemory, PAGE_BYTES, Plan};
@@ -11,7 +10,7 @@ use crate::driver::{Access, PhysId};
 use crate::pool::{BUSY, Granule};
 use crate::stream::Fence;
 use crate::units::{Va, VaRange};
-use crate::{Error, Result};
+use crate::{Error, Limit, Result};
 
 /// Pause between two looks at fences while an allocation waits.
 const PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
@@ -56,16 +55,8 @@ struct Short {
 }
 
 impl Lane {
-    pub(super) fn miss(self: &Arc<Self>, size: u64, align: u64) -> Result<Found> {
-        self.state.lock().counts.misses += 1;
-        let found = self.seek(size, align);
-        if found.is_err() {
-            self.state.lock().counts.failures += 1;
-        }
-        found
-    }
-
-    fn seek(&self, size: u64, align: u64) -> Result<Found> {
+    /// A block by way of the driver.
+    pub(super) fn seek(&self, size: u64, align: u64) -> Result<Found> {
         let mut attempt = Attempt {
             started: Instant::now(),
             refused: None,
@@ -381,9 +372,9 @@ impl Lane {
             // Its clock does not move by itself.
             Some(sim) => {
                 sim.advance(Nanos(50_000));
-                std::thread::yield_now();
+                crate::sync::yield_now();
             }
-            None => std::thread::sleep(PAUSE),
+            None => crate::sync::pause(PAUSE),
         }
     }
 
@@ -406,7 +397,7 @@ impl Lane {
                 reserved: self.range_len(),
                 bound: self.range_len(),
             },
-            (None, _) => self.pool.shared().shortage(size, lacking),
+            (None, _) => self.short_of(size, short),
         };
         let budget = self.pool.shared().budget();
         if size > budget.min(self.config.limit.unwrap_or(u64::MAX)) {
@@ -427,6 +418,17 @@ impl Lane {
             return Ok(());
         }
         self.wait_or_give_up(error, attempt.started)
+    }
+
+    /// The error for a plan that is short within the budget or the heap's limit.
+    fn short_of(&self, size: u64, short: &Short) -> Error {
+        let mut error = self.pool.shared().shortage(size, short.why.lacking);
+        if let Error::OutOfMemory(shortage) = &mut error
+            && short.own
+        {
+            shortage.limit = Limit::Heap;
+        }
+        error
     }
 
     /// Orders this stream behind other streams whose freed memory is in limbo here, without a wait

@@ -11,20 +11,34 @@ use crate::units::Va;
 use crate::{Error, Result};
 
 mod block;
+mod callback;
 mod config;
 mod core;
 mod front;
 mod lane;
 mod magazine;
 mod miss;
+mod name;
 mod quick;
+mod report;
+mod request;
 mod retire;
+mod snapshot;
 mod state;
+mod stats;
 
 pub use block::Block;
+use callback::OnOom;
+pub use callback::{OomAnswer, OomEvent};
 pub use config::{HeapConfig, Rounding};
 use front::Front;
 use lane::Lane;
+pub use name::BlockName;
+use request::Request;
+pub use snapshot::{
+    BlockSnapshot, BlockState, GranuleSnapshot, HeapSnapshot, Span, StreamSnapshot,
+};
+pub use stats::HeapStats;
 
 /// Default alignment of blocks in bytes, and the unit that sizes are rounded up to.
 pub const DEFAULT_ALIGN: u64 = core::UNIT;
@@ -59,8 +73,8 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 /// bookkeeping only, never across a driver call. Most allocations and frees do without: freed blocks
 /// of up to 16 KiB wait for the next of their size in one of 16 magazines for each stream, 512 KiB
 /// each at most, and threads are spread over these. A miss and [`trim`](Self::trim) empty all of
-/// them, whoever filled them; in [`HeapStats`] what they hold is neither live nor idle, as all that
-/// is kept for the next of its size.
+/// them, whoever filled them; in [`HeapStats`] what they hold is free and not idle, as all that is
+/// kept for the next of its size. A block with a name takes the lock when it is freed.
 ///
 /// # Example
 ///
@@ -90,56 +104,7 @@ struct Shared {
     held: Mutex<u64>,
     /// What lanes did that are gone.
     past: Mutex<HeapStats>,
-}
-
-/// Figures of a heap at one moment, over all its streams. Sizes in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct HeapStats {
-    /// In live blocks, rounded up to 256 bytes each; with what is in limbo.
-    pub live: u64,
-    /// Sum over streams of the most that was live on each, with what was kept for the next of its size.
-    pub live_peak: u64,
-    /// How many blocks are live.
-    pub blocks: u64,
-    /// Physical memory held.
-    pub held: u64,
-    /// Sum over streams of the most that was held for each.
-    pub held_peak: u64,
-    /// How many granules that is.
-    pub granules: u64,
-    /// Held in granules without a live byte.
-    pub idle: u64,
-    /// Freed and waiting for other streams.
-    pub limbo: u64,
-    /// Old mappings that wait for a fence.
-    pub aliases: u64,
-    /// Allocations.
-    pub allocs: u64,
-    /// Of those, not served from mapped memory.
-    pub misses: u64,
-    /// Granules moved without a copy.
-    pub remaps: u64,
-    /// Granules taken from the pool.
-    pub creates: u64,
-    /// Waits of the host.
-    pub host_waits: u64,
-    /// Freed blocks that a stream was made to wait for on the device.
-    pub device_waits: u64,
-    /// Allocations that failed.
-    pub failures: u64,
-    /// Mappings the driver refused to undo so far.
-    pub broken: u64,
-}
-
-impl HeapStats {
-    /// Part of the held memory that holds no live byte, 0 to 1.
-    #[must_use]
-    pub fn waste(&self) -> f64 {
-        match self.held {
-            0 => 0.0,
-            held => 1.0 - self.live as f64 / held as f64,
-        }
-    }
+    on_oom: OnOom,
 }
 
 impl Heap {
@@ -172,6 +137,7 @@ impl Heap {
                 lanes: RwLock::new(Vec::new()),
                 held: Mutex::new(0),
                 past: Mutex::new(HeapStats::default()),
+                on_oom: OnOom::default(),
             }),
         })
     }
@@ -201,17 +167,29 @@ impl Heap {
     ///
     /// As [`alloc`](Self::alloc); [`Error::InvalidConfig`] for another alignment.
     pub fn alloc_aligned(&self, size: u64, align: u64, stream: &Stream) -> Result<Block> {
-        if size > config::LINE_MAX {
-            return Err(Error::TooLarge {
-                requested: size,
-                max: config::LINE_MAX,
-            });
-        }
+        check_size(size)?;
         if let Some(block) = self.shared.kept(size, align, stream) {
             return Ok(block);
         }
         let lane = self.shared.lane(stream)?;
         self.shared.alloc(&lane, size, align)
+    }
+
+    /// As [`alloc`](Self::alloc), with a name that snapshots, errors and traces show. Costs a little more
+    /// than a block without one, when it is allocated and when it is freed.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_named(
+        &self,
+        size: u64,
+        name: impl Into<BlockName>,
+        stream: &Stream,
+    ) -> Result<Block> {
+        check_size(size)?;
+        let lane = self.shared.lane(stream)?;
+        self.shared.alloc_named(&lane, size, &name.into())
     }
 
     /// The heap's side for one stream: saves the look-up by stream on a hot path.
@@ -291,6 +269,17 @@ impl Heap {
     }
 }
 
+/// Refuses sizes that no lane has addresses for, before a lane is made for them.
+fn check_size(size: u64) -> Result<()> {
+    match size > config::LINE_MAX {
+        true => Err(Error::TooLarge {
+            requested: size,
+            max: config::LINE_MAX,
+        }),
+        false => Ok(()),
+    }
+}
+
 impl Shared {
     /// A kept block, without a reference to the lane that all threads would count in one place.
     fn kept(&self, size: u64, align: u64, stream: &Stream) -> Option<Block> {
@@ -305,6 +294,28 @@ impl Shared {
 
     #[inline]
     fn alloc(&self, lane: &Front, size: u64, align: u64) -> Result<Block> {
+        match self.rounded(lane, size, align)? {
+            0 => Ok(lane.nothing()),
+            rounded => lane.alloc(size, rounded, align),
+        }
+    }
+
+    fn alloc_named(&self, lane: &Front, len: u64, name: &BlockName) -> Result<Block> {
+        let align = DEFAULT_ALIGN;
+        match self.rounded(lane, len, align)? {
+            0 => Ok(lane.nothing()),
+            size => lane.alloc_named(&Request {
+                len,
+                size,
+                align,
+                name: Some(name),
+            }),
+        }
+    }
+
+    /// Bytes that a request takes; 0 for no bytes.
+    #[inline]
+    fn rounded(&self, lane: &Lane, size: u64, align: u64) -> Result<u64> {
         if !align.is_power_of_two() {
             return Err(Error::InvalidConfig {
                 what: "alignment",
@@ -313,7 +324,7 @@ impl Shared {
             });
         }
         if size == 0 {
-            return Ok(lane.nothing());
+            return Ok(0);
         }
         let max = lane.largest();
         if align > max {
@@ -323,11 +334,10 @@ impl Shared {
             });
         }
         let rounded = self.config.rounding.round(size).filter(|r| *r <= max);
-        let rounded = rounded.ok_or(Error::TooLarge {
+        rounded.ok_or(Error::TooLarge {
             requested: size,
             max,
-        })?;
-        lane.alloc(size, rounded, align)
+        })
     }
 
     fn lane(self: &Arc<Self>, stream: &Stream) -> Result<Arc<Front>> {
@@ -432,6 +442,15 @@ impl StreamHeap {
     /// As [`Heap::alloc_aligned`].
     pub fn alloc_aligned(&self, size: u64, align: u64) -> Result<Block> {
         self.shared.alloc(&self.lane, size, align)
+    }
+
+    /// As [`Heap::alloc_named`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::alloc`].
+    pub fn alloc_named(&self, size: u64, name: impl Into<BlockName>) -> Result<Block> {
+        self.shared.alloc_named(&self.lane, size, &name.into())
     }
 
     /// The stream.

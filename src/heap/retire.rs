@@ -272,7 +272,7 @@ fn passes_within(fence: &Fence, grace: Duration) -> bool {
     loop {
         match fence.is_done() {
             Ok(true) => return true,
-            Ok(false) if started.elapsed() < grace => std::thread::yield_now(),
+            Ok(false) if started.elapsed() < grace => crate::sync::yield_now(),
             _ => return false,
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::block::no_block;
 use super::core::{self, Stale, UNIT};
 use super::magazine::{Magazine, Slot, class_of};
+use super::name::Named;
 use super::quick::{Kept, Quick};
 use crate::Result;
 use crate::driver::PhysId;
@@ -30,6 +31,8 @@ pub(super) struct State {
     pub(super) base: u64,
     /// Uses of live blocks by other streams, by address.
     pub(super) uses: HashMap<u64, Vec<Use>>,
+    /// Names of live blocks and of blocks in limbo, by address.
+    pub(super) names: HashMap<u64, Named>,
     pub(super) limbo: Vec<Limbo>,
     pub(super) limbo_bytes: u64,
     /// Old addresses of moved granules, oldest first.
@@ -103,9 +106,9 @@ impl State {
         self.core.free_hinted(kept.addr, kept.hint, &mut ());
     }
 
-    /// Frees the block at an address that has a mark; its bytes.
+    /// Frees the block at an address that has a mark; its bytes. `is_named` says that it may have a name.
     #[inline]
-    pub(super) fn free(&mut self, addr: Va, hint: u32, mark: u32) -> Result<u64> {
+    pub(super) fn free(&mut self, addr: Va, hint: u32, mark: u32, is_named: bool) -> Result<u64> {
         // Marked as freed in the books, where a second free will see it.
         let Some(found) = self.core.retain(addr.get(), hint, mark, FREED) else {
             let inside = self.core.block(addr.get()).is_none();
@@ -118,6 +121,9 @@ impl State {
         };
         match uses {
             None => {
+                if is_named {
+                    self.unname(addr.get());
+                }
                 self.frees += 1;
                 self.keep(Kept {
                     addr: found.addr,
@@ -199,6 +205,7 @@ impl State {
         self.quick.disturbed();
         self.frees += 1;
         self.core.mark(one.addr, 0);
+        self.unname(one.addr);
         self.core.free_hinted(one.addr, one.hint, &mut ());
     }
 }

@@ -315,6 +315,8 @@ impl Books {
             mapped: self.stats.mapped,
             idle: self.stats.idle,
             pending: self.stats.pending,
+            name: None,
+            heap: None,
         }))
     }
 

@@ -16,6 +16,7 @@ mod place;
 mod plan;
 mod policy;
 mod runs;
+mod survey;
 mod table;
 mod tile;
 mod trim;

@@ -399,7 +399,10 @@ fn a_device_that_is_full_gives_what_is_idle(on: On) {
     world.try_alloc(28 * MIB, 1).unwrap();
     let error = world.try_alloc(8 * MIB, 2).unwrap_err();
     assert!(error.is_out_of_memory());
-    assert!(format!("{error}").contains("Device"), "{error}");
+    assert!(
+        format!("{error}").contains("limit hit: the device"),
+        "{error}"
+    );
     world.look();
     world.yard.audit();
     end(world);

@@ -5,7 +5,10 @@
 mod alias;
 mod faults;
 mod hot;
+mod oom;
 mod program;
 mod regressions;
+mod snapshot;
+mod soak;
 mod threads;
 mod yard;

@@ -83,6 +83,11 @@ struct World {
     seed: u64,
 }
 
+/// Whether blocks of that size are given a name.
+fn is_named(size: u64) -> bool {
+    size > 0 && size.is_multiple_of(3)
+}
+
 impl World {
     fn new(on: On, setting: &Setting) -> Self {
         let config = HeapConfig {
@@ -190,6 +195,9 @@ impl World {
         assert!(block.ptr().is_aligned(align) && block.len() == size);
         if size > 0 {
             assert!(self.heaps[heap].usable_size(block.ptr()).unwrap() >= size);
+        }
+        if is_named(size) {
+            block.set_name("named").unwrap();
         }
         for other in &self.live {
             assert!(!other.block.range().overlaps(block.range()));
@@ -310,7 +318,10 @@ impl World {
                 .map(|l| heap.usable_size(l.block.ptr()).unwrap())
                 .sum();
             assert_eq!(stats.live, bytes + stats.limbo, "{stats:?}");
-            assert!(stats.blocks >= mine.count() as u64);
+            assert!(stats.blocks >= mine.clone().count() as u64);
+            for one in mine {
+                assert_eq!(one.block.name().is_some(), is_named(one.block.len()));
+            }
         }
         assert!(self.heaps[1].stats().held <= pool.budget / 2);
         assert!(!self.yard.rig.is_lost(), "the device was lost");
@@ -319,6 +330,9 @@ impl World {
     fn end(mut self) {
         self.yard.rig.fault.clear();
         self.holds.clear();
+        for heap in &self.heaps {
+            super::snapshot::check(&heap.snapshot());
+        }
         while !self.live.is_empty() {
             let own = self.live[0].own;
             drop(self.take(0, own));

@@ -1,0 +1,205 @@
+//! Threads over the simulated device, model-checked: shuttle runs them one at a time and picks the
+//! next one at every lock, at random and by priorities (PCT), thousands of times. A failure prints a
+//! schedule that replays it.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test --test model`; nothing is here otherwise.
+#![cfg(shuttle)]
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use granule::driver::sim::{SimConfig, SimDriver};
+use granule::driver::{Kernel, SharedDriver};
+use granule::units::MIB;
+use granule::{Arena, Block, Device, Heap, HeapConfig, Pool, PoolConfig, Stream};
+use shuttle::thread;
+
+const SCHEDULES: usize = 2_000;
+
+fn explore(program: fn()) {
+    shuttle::check_random(program, SCHEDULES);
+    shuttle::check_pct(program, SCHEDULES, 3);
+}
+
+/// A device that notices memory unmapped under queued work, and races.
+struct Bench {
+    driver: Arc<SimDriver>,
+    device: Device,
+    pool: Pool,
+}
+
+impl Bench {
+    fn new(budget: u64) -> Self {
+        let config = SimConfig {
+            races: true,
+            ..SimConfig::default()
+        };
+        let driver = Arc::new(SimDriver::new(config).unwrap());
+        let shared: SharedDriver = driver.clone();
+        let device = Device::from_driver(shared);
+        let config = PoolConfig {
+            wait: Duration::ZERO,
+            ..PoolConfig::with_budget(budget)
+        };
+        let pool = Pool::new(&device, config).unwrap();
+        Self {
+            driver,
+            device,
+            pool,
+        }
+    }
+
+    fn heap(&self) -> Heap {
+        let config = HeapConfig {
+            granule_max: 4 * MIB,
+            granule_min: 2 * MIB,
+            wait: Duration::ZERO,
+            ..HeapConfig::default()
+        };
+        Heap::new(&self.pool, config).unwrap()
+    }
+
+    /// All is given back, nothing was touched that should not be, and the books say so.
+    fn end(self) {
+        self.pool.audit().unwrap();
+        self.pool.trim(0).unwrap();
+        let Self {
+            driver,
+            device,
+            pool,
+        } = self;
+        drop(pool);
+        assert!(!driver.is_lost());
+        assert!(driver.races().is_empty(), "{:?}", driver.races());
+        assert_eq!(device.quarantined(), 0);
+        drop(device);
+        let left = driver.live();
+        assert_eq!((left.granules, left.mappings, left.reservations), (0, 0, 0));
+    }
+}
+
+/// Work on a block that ends some time later.
+fn use_block(block: &Block, stream: &Stream) {
+    let range = block.range();
+    let kernel = Kernel::WritePattern { range, seed: 1 };
+    stream
+        .device()
+        .driver()
+        .launch(kernel, stream.id())
+        .unwrap();
+}
+
+/// Allocates and frees; running out is allowed, since the budget is tight.
+fn churn(heap: &Heap, stream: &Stream, sizes: &[u64]) {
+    let mut kept = None;
+    for &size in sizes {
+        match heap.alloc(size, stream) {
+            Ok(block) => {
+                use_block(&block, stream);
+                kept = Some(block);
+            }
+            Err(error) => {
+                assert!(error.is_out_of_memory(), "{error}");
+                kept = None;
+            }
+        }
+    }
+    drop(kept);
+}
+
+#[test]
+fn threads_of_one_stream_share_a_lane() {
+    explore(|| {
+        let bench = Bench::new(16 * MIB);
+        let heap = bench.heap();
+        let stream = bench.device.create_stream().unwrap();
+        let threads: Vec<_> = [[4 * MIB, 6 * MIB, 512], [6 * MIB, 2 * MIB, 8 * MIB]]
+            .into_iter()
+            .map(|sizes| {
+                let (heap, stream) = (heap.clone(), stream.clone());
+                thread::spawn(move || churn(&heap, &stream, &sizes))
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        heap.audit().unwrap();
+        drop((heap, stream));
+        bench.end();
+    });
+}
+
+#[test]
+fn streams_take_memory_from_each_other() {
+    explore(|| {
+        let bench = Bench::new(12 * MIB);
+        let heap = bench.heap();
+        let threads: Vec<_> = [[4 * MIB, 8 * MIB], [6 * MIB, 4 * MIB], [2 * MIB, 2 * MIB]]
+            .into_iter()
+            .map(|sizes| {
+                let heap = heap.clone();
+                let stream = bench.device.create_stream().unwrap();
+                thread::spawn(move || churn(&heap, &stream, &sizes))
+            })
+            .collect();
+        heap.trim();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        heap.audit().unwrap();
+        drop(heap);
+        bench.end();
+    });
+}
+
+#[test]
+fn a_block_used_by_two_streams_is_freed_by_a_third_thread() {
+    explore(|| {
+        let bench = Bench::new(8 * MIB);
+        let heap = bench.heap();
+        let one = bench.device.create_stream().unwrap();
+        let other = bench.device.create_stream().unwrap();
+        let block = heap.alloc(4 * MIB, &one).unwrap();
+        use_block(&block, &one);
+        other.wait(&one.fence().unwrap()).unwrap();
+        block.record_use(&other).unwrap();
+        use_block(&block, &other);
+        let freeing = thread::spawn(move || drop(block));
+        let (theirs, stream) = (heap.clone(), one.clone());
+        let taking = thread::spawn(move || churn(&theirs, &stream, &[4 * MIB, 8 * MIB]));
+        churn(&heap, &other, &[2 * MIB]);
+        freeing.join().unwrap();
+        taking.join().unwrap();
+        heap.audit().unwrap();
+        drop((heap, one, other));
+        bench.end();
+    });
+}
+
+#[test]
+fn arenas_grow_together_and_shrink_under_one_budget() {
+    explore(|| {
+        let bench = Bench::new(8 * MIB);
+        let arenas: Arc<Vec<Arena>> = Arc::new(
+            (0..2)
+                .map(|_| Arena::new(&bench.pool, 16 * MIB).unwrap())
+                .collect(),
+        );
+        let threads: Vec<_> = (0..3u64)
+            .map(|i| {
+                let arenas = arenas.clone();
+                thread::spawn(move || {
+                    let both = [(&arenas[0], 4 * MIB), (&arenas[1], 2 * MIB)];
+                    let grown = match i {
+                        0 => Arena::grow_all(&both),
+                        1 => arenas[1].extend(2 * MIB).map(drop),
+                        _ => arenas[0].grow(6 * MIB),
+                    };
+                    assert!(grown.is_ok() || grown.is_err_and(|e| e.is_out_of_memory()));
+                    arenas[(i % 2) as usize].try_shrink(2 * MIB).unwrap();
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        bench.pool.audit().unwrap();
+        drop(arenas);
+        bench.end();
+    });
+}
