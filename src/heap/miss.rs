@@ -84,7 +84,7 @@ impl Lane {
                     let held = self.state.lock().core.held();
                     attempt.refused = Some((error, held));
                 }
-                Error::OutOfMemory(_) => self.wait_or_give_up(error, attempt.started)?,
+                Error::OutOfMemory(_) => self.wait_or_give_up(error, true, attempt.started)?,
                 Error::TimedOut { .. } if !attempt.frozen => attempt.frozen = true,
                 other => return Err(other),
             }
@@ -417,7 +417,7 @@ impl Lane {
         if self.retire_limbo(GRACE) > 0 || self.wait_on_device(lacking)? > 0 {
             return Ok(());
         }
-        self.wait_or_give_up(error, attempt.started)
+        self.wait_or_give_up(error, lacking == 0, attempt.started)
     }
 
     /// The error for a plan that is short within the budget or the heap's limit.
@@ -468,12 +468,14 @@ impl Lane {
         }
     }
 
-    /// Pauses while there is something to wait for and time left; the error otherwise.
-    fn wait_or_give_up(&self, error: Error, started: Instant) -> Result<()> {
+    /// Pauses while there is something to wait for and time left; the error otherwise. Old mappings of
+    /// moved granules hold addresses, and memory of the device once a granule has left, but nothing of
+    /// the budget.
+    fn wait_or_give_up(&self, error: Error, aliases: bool, started: Instant) -> Result<()> {
         use crate::pool::Holder;
         let (pending, busy) = {
             let state = self.state.lock();
-            let pending = state.limbo_bytes > 0 || !state.stale.is_empty();
+            let pending = state.limbo_bytes > 0 || aliases && !state.stale.is_empty();
             (pending, state.in_hand > 0)
         };
         let shared = self.pool.shared();

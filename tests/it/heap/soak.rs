@@ -2,10 +2,13 @@
 //! and fills as old and as new owner, a second stream behind device-side waits, and on CUDA a graph
 //! that replays beside it. Every byte looked at is checked on the device.
 //!
+//! Each burst of work begins with a kernel that only spins. On CUDA, remaps count while it runs: all the
+//! work of the granules' old owners is then queued behind it.
+//!
 //! `GRANULE_REMAPS=n` sets how many granules must have moved: 300 by default, 10,000 on CUDA.
 
 use granule::driver::cuda::{CudaDriver, GraphExec};
-use granule::driver::{Call, StreamId};
+use granule::driver::{Call, Kernel, StreamId};
 use granule::units::MIB;
 use granule::{Arena, Block, HeapConfig, PoolConfig};
 
@@ -18,6 +21,8 @@ on_each_driver! {
 
 /// Steps between two waits: a CUDA stream takes about a thousand pieces of work.
 const BURST: u64 = 8;
+/// What a burst of steps takes on the host, and more.
+const SPIN: u64 = 1_500_000;
 const BUDGET: u64 = 96 * MIB;
 
 /// A block, and the pattern that it holds.
@@ -40,6 +45,31 @@ impl Soak {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         self.random % below
+    }
+
+    /// Keeps a stream busy.
+    fn spin(&self, stream: usize) {
+        let spin = Kernel::Spin { nanos: SPIN };
+        let id = self.yard.streams[stream].id();
+        self.yard.rig.inner.launch(spin, id).unwrap();
+    }
+
+    /// A burst of steps behind one spinning kernel; the remaps made before that ended.
+    fn burst(&mut self) -> u64 {
+        let event = self.yard.rig.inner.create_event().unwrap();
+        let stream = self.yard.streams[0].id();
+        self.spin(0);
+        self.yard.rig.inner.record_event(event, stream).unwrap();
+        let mut busy = 0;
+        for _ in 0..BURST {
+            let before = self.yard.heap.stats().remaps;
+            self.step();
+            if !self.yard.rig.inner.query_event(event).unwrap() {
+                busy += self.yard.heap.stats().remaps - before;
+            }
+        }
+        self.yard.rig.inner.destroy_event(event).unwrap();
+        busy
     }
 
     /// A new owner's first work on a block is one of all kinds that there are.
@@ -73,7 +103,7 @@ impl Soak {
     /// its seed.
     fn check_copied(&self, copied: granule::units::VaRange, stream: usize) {
         let seed = 1 ^ self.master.ptr().get();
-        let kernel = granule::driver::Kernel::CheckPattern {
+        let kernel = Kernel::CheckPattern {
             range: copied.sub(0, 64).unwrap(),
             seed,
             mismatches: self.yard.words.of(stream),
@@ -88,6 +118,8 @@ impl Soak {
         let elsewhere = self.next(4) == 0;
         if elsewhere {
             self.yard.order(0, 1);
+            // Long enough that the memory is wanted while the other stream still uses it.
+            self.spin(1);
             block.record_use(&self.yard.streams[1]).unwrap();
             self.yard.check(&block, seed, 1);
             self.yard.write(&block, seed + 1, 1);
@@ -131,7 +163,8 @@ fn memory_changes_hands_thousands_of_times_under_queued_work(on: On) {
     let wanted = std::env::var("GRANULE_REMAPS").ok();
     let wanted: u64 = wanted.map_or(default, |n| n.parse().unwrap());
     let config = HeapConfig {
-        granule_max: 4 * MIB,
+        // One size: a granule of a size that fits nowhere would have to leave, which the host waits for.
+        granule_max: 2 * MIB,
         granule_min: 2 * MIB,
         aliases: 4096,
         ..HeapConfig::default()
@@ -151,14 +184,16 @@ fn memory_changes_hands_thousands_of_times_under_queued_work(on: On) {
         random: 0x9E37_79B9_7F4A_7C15,
     };
     let before = soak.yard.rig.counts();
-    let mut bursts = 0;
-    while soak.yard.heap.stats().remaps < wanted {
+    let (mut bursts, mut busy) = (0, 0);
+    let done = |soak: &Soak, busy| match on {
+        On::Cuda => busy >= wanted,
+        _ => soak.yard.heap.stats().remaps >= wanted,
+    };
+    while !done(&soak, busy) {
         if let Some(graph) = &replayed {
             graph.launch(soak.yard.streams[2].id()).unwrap();
         }
-        for _ in 0..BURST {
-            soak.step();
-        }
+        busy += soak.burst();
         bursts += 1;
         soak.yard.sync();
         if bursts % 64 == 0 {
@@ -170,7 +205,9 @@ fn memory_changes_hands_thousands_of_times_under_queued_work(on: On) {
     let calls = soak.yard.rig.counts().since(&before);
     // The test itself waits through the driver beneath.
     assert_eq!(calls.of(Call::SyncStream).calls, 0, "{stats:?}");
+    assert_eq!(stats.host_waits, 0, "{stats:?}");
     assert!(stats.device_waits > 0, "{stats:?}");
+    println!("{busy} remaps under queued work, {bursts} bursts: {stats:?}");
     let Soak {
         yard, live, master, ..
     } = soak;
