@@ -21,6 +21,7 @@ on_each_driver! {
     memory_changes_hands_many_times_behind_one_hold
     a_granule_that_moved_can_move_again_behind_the_same_hold
     memory_that_must_leave_waits_for_its_work_first
+    an_allocation_that_must_fail_does_not_wait_for_old_mappings
 }
 
 /// Small granules, and no wait.
@@ -299,4 +300,28 @@ fn memory_that_must_leave_waits_for_its_work_first(on: On) {
         drop((hold, new, kept, moved));
         yard.end();
     }
+}
+
+/// Old mappings hold nothing of the budget: no memory comes of waiting for them.
+fn an_allocation_that_must_fail_does_not_wait_for_old_mappings(on: On) {
+    let config = HeapConfig {
+        granule_max: 2 * MIB,
+        wait: Duration::from_secs(5),
+        ..config(64)
+    };
+    let yard = Yard::new(on, 16 * MIB, config, 1);
+    let (old, kept) = holes(&yard, &[6 * MIB, 6 * MIB]);
+    yard.sync();
+    let hold = yard.streams[0].hold().unwrap();
+    drop(old);
+    let new = yard.filled(12 * MIB, 0, 13);
+    assert!(yard.heap.stats().aliases > 0);
+    let error = yard.heap.alloc(2 * MIB, &yard.streams[0]).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+    assert_eq!(yard.heap.stats().host_waits, 0);
+    hold.release();
+    yard.check(&new, 13, 0);
+    check_kept(&yard, &kept);
+    drop((new, kept));
+    yard.end();
 }
