@@ -21,7 +21,7 @@ pub struct Block {
     len: u64,
     hint: u32,
     /// Its class in a magazine; 0 for a larger one.
-    class: u8,
+    class: u16,
     /// A use by another stream was recorded.
     used: AtomicBool,
     /// It was given a name.
@@ -30,7 +30,7 @@ pub struct Block {
 
 impl Block {
     #[inline]
-    pub(super) fn new(port: Arc<Port>, addr: Va, len: u64, hint: u32, class: u8) -> Self {
+    pub(super) fn new(port: Arc<Port>, addr: Va, len: u64, hint: u32, class: u16) -> Self {
         Self {
             port,
             addr,

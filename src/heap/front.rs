@@ -45,7 +45,7 @@ impl Port {
         &self,
         addr: u64,
         hint: u32,
-        class: u8,
+        class: u16,
         is_used: bool,
         is_named: bool,
     ) -> Result<()> {

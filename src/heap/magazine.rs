@@ -1,4 +1,4 @@
-//! A few freed small blocks that threads hand on without the lane's lock.
+//! A few freed blocks of up to 64 KiB that threads hand on without the lane's lock.
 //!
 //! Everything is an atomic, guarded by a flag that is only ever tried: taking it is one exchange, giving
 //! it up is a plain store, and whoever finds it taken goes to the lane instead of waiting.
@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use super::core::UNIT;
 
-/// Blocks of up to this many units are kept, by length: 16 KiB.
-pub(super) const CLASSES: usize = 64;
+/// Blocks of up to this many units are kept, by length: 64 KiB. More than that costs footprint.
+pub(super) const CLASSES: usize = 256;
 /// Blocks of one length.
 const DEPTH: usize = 16;
-/// Units that a magazine keeps at most: 512 KiB.
-const MOST: u32 = 2048;
+/// Units that a magazine keeps at most: 1.5 MiB.
+const MOST: u32 = 6144;
 
 /// The class of blocks of so many bytes; 0 if they are not kept.
 #[inline]
-pub(super) fn class_of(bytes: u64) -> u8 {
+pub(super) fn class_of(bytes: u64) -> u16 {
     match bytes.div_ceil(UNIT) {
-        units if units <= CLASSES as u64 => units as u8,
+        units if units <= CLASSES as u64 => units as u16,
         _ => 0,
     }
 }
@@ -99,7 +99,7 @@ impl Default for Magazine {
 impl Magazine {
     /// A block of a class, for a caller that asked for one.
     #[inline]
-    pub(super) fn take(&self, class: u8) -> Option<Slot> {
+    pub(super) fn take(&self, class: u16) -> Option<Slot> {
         if !self.flag.try_enter() {
             return None;
         }
@@ -114,7 +114,7 @@ impl Magazine {
 
     /// Keeps a block unless there are enough.
     #[inline]
-    pub(super) fn put(&self, class: u8, slot: Slot) -> bool {
+    pub(super) fn put(&self, class: u16, slot: Slot) -> bool {
         self.flag.try_enter() && {
             let kept = self.push(class, slot, DEPTH);
             self.flag.leave();
@@ -123,7 +123,7 @@ impl Magazine {
     }
 
     #[inline]
-    fn pop(&self, class: u8) -> Option<Slot> {
+    fn pop(&self, class: u16) -> Option<Slot> {
         let count = &self.counts[usize::from(class)];
         let left = count.load(Relaxed).checked_sub(1)?;
         let slot = self.slots[usize::from(class)][left as usize % DEPTH].load(Relaxed);
@@ -134,7 +134,7 @@ impl Magazine {
     }
 
     #[inline]
-    fn push(&self, class: u8, slot: Slot, depth: usize) -> bool {
+    fn push(&self, class: u16, slot: Slot, depth: usize) -> bool {
         let count = &self.counts[usize::from(class)];
         let at = count.load(Relaxed) as usize;
         let units = self.units.load(Relaxed) + u32::from(class);
@@ -148,7 +148,7 @@ impl Magazine {
     }
 
     /// Fills a class to the half from `next`, which is asked only for what there is room for.
-    pub(super) fn refill(&self, class: u8, mut next: impl FnMut() -> Option<Slot>) {
+    pub(super) fn refill(&self, class: u16, mut next: impl FnMut() -> Option<Slot>) {
         if !self.flag.try_enter() {
             return;
         }
@@ -165,7 +165,7 @@ impl Magazine {
     }
 
     /// Takes blocks of a class until half are left.
-    pub(super) fn spill(&self, class: u8, mut out: impl FnMut(Slot)) {
+    pub(super) fn spill(&self, class: u16, mut out: impl FnMut(Slot)) {
         if !self.flag.try_enter() {
             return;
         }
@@ -178,10 +178,10 @@ impl Magazine {
     }
 
     /// Takes everything.
-    pub(super) fn drain(&self, mut out: impl FnMut(u8, Slot)) {
+    pub(super) fn drain(&self, mut out: impl FnMut(u16, Slot)) {
         self.flag.enter();
         if self.units.load(Relaxed) > 0 {
-            for class in 1..=CLASSES as u8 {
+            for class in 1..=CLASSES as u16 {
                 while let Some(slot) = self.pop(class) {
                     out(class, slot);
                 }
@@ -191,9 +191,9 @@ impl Magazine {
     }
 
     /// Calls `see` with every block.
-    pub(super) fn each(&self, mut see: impl FnMut(u8, Slot)) {
+    pub(super) fn each(&self, mut see: impl FnMut(u16, Slot)) {
         self.flag.enter();
-        for class in 1..=CLASSES as u8 {
+        for class in 1..=CLASSES as u16 {
             let count = self.counts[usize::from(class)].load(Relaxed) as usize;
             for slot in &self.slots[usize::from(class)][..count.min(DEPTH)] {
                 see(class, Slot::unpack(slot.load(Relaxed)));
@@ -236,8 +236,8 @@ mod tests {
     #[test]
     fn blocks_come_back_by_length_last_in_first_out() {
         let magazine = Magazine::default();
-        assert_eq!((class_of(0), class_of(257), class_of(16384)), (0, 2, 64));
-        assert_eq!(class_of(16385), 0);
+        assert_eq!((class_of(0), class_of(257), class_of(65536)), (0, 2, 256));
+        assert_eq!(class_of(65537), 0);
         assert!(magazine.put(2, slot(4)) && magazine.put(2, slot(8)) && magazine.put(3, slot(20)));
         assert!(magazine.has(8) && !magazine.has(9));
         assert_eq!(sums(&magazine), (7 * UNIT, 3));
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(out, DEPTH / 2);
         magazine.refill(1, || Some(slot(7)));
         assert_eq!(sums(&magazine).1, DEPTH as u64 / 2);
-        for class in 1..=CLASSES as u8 {
+        for class in 1..=CLASSES as u16 {
             (0..100).for_each(|i| {
                 magazine.put(class, slot(i));
             });
