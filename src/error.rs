@@ -75,6 +75,8 @@ pub struct HeapShortage {
     pub idle: u64,
     /// In use in granules that also hold free bytes: what keeps `free - idle` from moving.
     pub pinning: u64,
+    /// Held by capture scopes: nothing of it moves or leaves.
+    pub scoped: u64,
     /// Freed, and waiting for work of other streams.
     pub limbo: u64,
     /// How many old mappings wait for a fence.
@@ -88,6 +90,9 @@ impl std::fmt::Display for HeapShortage {
         write!(f, "the heap holds {}", Bytes(self.held))?;
         if let Some(limit) = self.limit {
             write!(f, " of at most {}", Bytes(limit))?;
+        }
+        if self.scoped > 0 {
+            write!(f, " ({} of it for graphs)", Bytes(self.scoped))?;
         }
         write!(f, ": {} live", Bytes(self.live))?;
         if self.limbo > 0 {
@@ -322,6 +327,12 @@ pub enum Error {
     TimedOut {
         /// Microseconds waited.
         waited_us: u64,
+    },
+    /// The stream is being captured into a graph: nothing can wait for its work, nor it for other work.
+    #[error("stream {stream} is being captured into a graph")]
+    Capturing {
+        /// The stream's key.
+        stream: u64,
     },
     /// A recount of the books does not give what they say: a bug in this crate, or memory changed
     /// behind its back.

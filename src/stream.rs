@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::driver::{Driver, DriverResult, EventId, Hold, StreamId, StreamKey};
+use crate::driver::{
+    Call, Driver, DriverCode, DriverError, DriverResult, EventId, Hold, StreamId, StreamKey,
+};
 use crate::{Device, Error, Result};
 
 /// A stream of device work. Cheap to clone; the driver's stream is destroyed with the last clone
@@ -33,8 +35,13 @@ impl Stream {
     }
 
     pub(crate) fn default_of(device: &Device) -> Result<Self> {
-        let key = device.driver().stream_key(StreamId::DEFAULT)?;
-        Ok(Self::wrap(device, StreamId::DEFAULT, key, false))
+        Self::foreign(device, StreamId::DEFAULT)
+    }
+
+    /// A stream that is not destroyed with its last handle.
+    pub(crate) fn foreign(device: &Device, id: StreamId) -> Result<Self> {
+        let key = device.driver().stream_key(id)?;
+        Ok(Self::wrap(device, id, key, false))
     }
 
     fn wrap(device: &Device, id: StreamId, key: StreamKey, owned: bool) -> Self {
@@ -75,12 +82,34 @@ impl Stream {
         Arc::strong_count(&self.inner) == 1
     }
 
-    /// A fence behind all work queued so far. Does not block.
+    /// Whether the stream is being captured into a graph: then its work does not run, and nothing can
+    /// wait for it.
     ///
     /// # Errors
     ///
     /// A driver error.
+    pub fn is_capturing(&self) -> Result<bool> {
+        Ok(self.driver().is_capturing(self.id())?)
+    }
+
+    /// Refuses what a capture forbids, before it is spoiled. Nobody may start one at this moment.
+    fn check_running(&self) -> Result<()> {
+        match self.is_capturing()? {
+            true => Err(Error::Capturing {
+                stream: self.key().0,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// A fence behind all work queued so far. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`] while the stream is being captured: the fence would be part of the graph,
+    /// and never pass. A driver error.
     pub fn fence(&self) -> Result<Fence> {
+        self.check_running()?;
         let event = self.driver().create_event()?;
         let fence = Fence {
             inner: Arc::new(FenceInner {
@@ -96,7 +125,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::Foreign`] for a fence of another device, or a driver error.
+    /// [`Error::Foreign`] for a fence of another device, [`Error::Capturing`] while the stream is being
+    /// captured, or a driver error.
     pub fn wait(&self, fence: &Fence) -> Result<()> {
         if !fence.device().is_same(self.device()) {
             return Err(Error::Foreign {
@@ -104,6 +134,7 @@ impl Stream {
                 owner: "device",
             });
         }
+        self.check_running()?;
         Ok(self.driver().wait_event(self.id(), fence.inner.event)?)
     }
 
@@ -111,14 +142,20 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// A driver error, also one of the work itself.
+    /// [`Error::Capturing`] while the stream is being captured, or a driver error, also one of the work
+    /// itself.
     pub fn synchronize(&self) -> Result<()> {
+        self.check_running()?;
         Ok(self.driver().sync_stream(self.id())?)
     }
 
     /// Waits for the work queued so far: behind a fence, or, if none can be had, for all of it. A
-    /// device that is lost has no work left.
+    /// device that is lost has no work left. Fails while the stream is being captured.
     pub(crate) fn quiesce(&self) -> DriverResult<()> {
+        if self.driver().is_capturing(self.id()) == Ok(true) {
+            let code = DriverCode::STREAM_CAPTURE_UNSUPPORTED;
+            return Err(DriverError::new(Call::SyncStream, code).about(self.id().0, 0));
+        }
         let behind_fence = self.fence().and_then(|fence| fence.wait());
         if behind_fence.is_ok() {
             return Ok(());

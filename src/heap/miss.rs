@@ -1,6 +1,6 @@
 //! What happens when no free run holds a block: the driver's work, done without the lane's lock.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::core::{Block as Found, OutOfMemory, PAGE_BYTES, Plan};
 use super::lane::{After, Alias, Broken, Lane, State, Stuck, Use};
@@ -8,12 +8,15 @@ use super::retire::{GRACE, fence_uses};
 use crate::driver::sim::{Nanos, SimDriver};
 use crate::driver::{Access, PhysId};
 use crate::pool::{BUSY, Granule};
-use crate::stream::Fence;
+use crate::stream::{Fence, Stream};
 use crate::units::{Va, VaRange};
 use crate::{Error, Limit, Result};
 
 /// Pause between two looks at fences while an allocation waits.
-const PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// How long zeroing may take that nothing else is in the way of, at least.
+const ZEROING: Duration = Duration::from_secs(1);
 
 /// What a miss has learned so far.
 struct Attempt {
@@ -38,7 +41,8 @@ struct Done {
     granules: Vec<Granule>,
     /// Fills mapped so far, in order; the index of the granule if it is new.
     mapped: Vec<(VaRange, Option<usize>)>,
-    zeroing: bool,
+    /// The stream that zeroes some of them.
+    zeroing: Option<Stream>,
 }
 
 enum Outcome {
@@ -85,7 +89,9 @@ impl Lane {
                     attempt.refused = Some((error, held));
                 }
                 Error::OutOfMemory(_) => self.wait_or_give_up(error, attempt.started)?,
-                Error::TimedOut { .. } if !attempt.frozen => attempt.frozen = true,
+                Error::TimedOut { .. } | Error::Capturing { .. } if !attempt.frozen => {
+                    attempt.frozen = true
+                }
                 other => return Err(other),
             }
         }
@@ -106,7 +112,8 @@ impl Lane {
         let mut total = heap.as_ref().map(|heap| heap.held.lock());
         let others = total.as_ref().map_or(0, |t| t.saturating_sub(held));
         let own = self.config.limit.unwrap_or(u64::MAX).saturating_sub(others);
-        let may_move = &mut |_, _| !attempt.frozen;
+        let frozen = attempt.frozen || self.is_pinned();
+        let may_move = &mut |_, _| !frozen;
         let plan = state
             .core
             .plan(size, align, limit.min(own), &mut (), may_move);
@@ -146,7 +153,7 @@ impl Lane {
         }
         self.map_all(order, done)?;
         self.open_all(done)?;
-        self.zero_dirty(done)
+        self.zero_dirty(done, started)
     }
 
     /// Unmaps and returns what did not fit, once this stream's work on it is done. The host waits:
@@ -221,20 +228,35 @@ impl Lane {
         Ok(())
     }
 
-    /// Zeroes granules that another owner had, on this stream, if the pool is to do that.
-    fn zero_dirty(&self, done: &mut Done) -> Result<()> {
+    /// Zeroes granules that another owner had, on this stream, if the pool is to do that. A captured
+    /// stream would do it at each replay, and not now: then it is done beside it, and waited for.
+    fn zero_dirty(&self, done: &mut Done, started: Instant) -> Result<()> {
         if !self.pool.config().zero_on_handover {
             return Ok(());
         }
-        for (place, fresh) in &done.mapped {
+        let is_dirty = |(_, fresh): &&(VaRange, Option<usize>)| {
             let granule = fresh.and_then(|i| done.granules.get(i));
-            if granule.is_some_and(Granule::is_dirty) {
-                done.zeroing = true;
-                let driver = self.pool.device().driver();
-                driver.fill(*place, 0, self.stream().id())?;
-            }
+            granule.is_some_and(Granule::is_dirty)
+        };
+        let dirty: Vec<VaRange> = done.mapped.iter().filter(is_dirty).map(|m| m.0).collect();
+        if dirty.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let captured = self.stream().is_capturing()?;
+        let stream = match captured {
+            true => self.pool.shared().service_stream()?,
+            false => self.stream().clone(),
+        };
+        done.zeroing = Some(stream.clone());
+        let driver = self.pool.device().driver();
+        for place in dirty {
+            driver.fill(place, 0, stream.id())?;
+        }
+        match captured {
+            // Nothing that the caller has yet to launch is in its way.
+            true => self.wait_up_to(&stream.fence()?, started, self.config.wait.max(ZEROING)),
+            false => Ok(()),
+        }
     }
 
     /// Books what has been done. Nothing can fail from here on.
@@ -289,19 +311,19 @@ impl Lane {
     fn undo(&self, order: Order, done: Done) {
         self.no_longer_held(order.plan.created());
         // Memory is not unmapped under a queued fill.
+        let zeroing = done.zeroing.is_some();
         let after = match done.zeroing {
-            false => After::Now,
-            true => self
-                .stream()
-                .fence()
-                .map_or(After::Unrecorded, After::Fence),
+            None => After::Now,
+            Some(stream) => match stream.fence() {
+                Ok(fence) => After::Fence(fence),
+                Err(_) => After::Unrecorded(stream),
+            },
         };
         let driver = self.pool.device().driver();
         let mut granules: Vec<Option<Granule>> = done.granules.into_iter().map(Some).collect();
         let mut stuck = Vec::new();
         for (range, fresh) in done.mapped.into_iter().rev() {
-            let gone =
-                !done.zeroing && (driver.unmap(range).is_ok() || driver.unmap(range).is_ok());
+            let gone = !zeroing && (driver.unmap(range).is_ok() || driver.unmap(range).is_ok());
             if !gone {
                 let mut granule = fresh.and_then(|i| granules.get_mut(i)?.take());
                 if let Some(granule) = &mut granule {
@@ -347,14 +369,18 @@ impl Lane {
     ///
     /// [`Error::TimedOut`] once an allocation has taken as long as it may.
     fn wait_for(&self, fence: &Fence, started: Instant) -> Result<()> {
+        self.wait_up_to(fence, started, self.config.wait)
+    }
+
+    fn wait_up_to(&self, fence: &Fence, started: Instant, limit: Duration) -> Result<()> {
         if fence.is_done()? {
             return Ok(());
         }
-        if self.config.wait.is_zero() {
+        if limit.is_zero() {
             return Err(Error::TimedOut { waited_us: 0 });
         }
         self.state.lock().counts.host_waits += 1;
-        while started.elapsed() < self.config.wait {
+        while started.elapsed() < limit {
             self.pause();
             if fence.is_done()? {
                 return Ok(());
@@ -453,6 +479,8 @@ impl Lane {
                     bytes += one.len;
                     freed.push(one);
                 }
+                // A graph's stream waits for nobody, nor anybody for it.
+                Err(Error::Capturing { .. }) => kept.push(one),
                 Err(error) => {
                     outcome = outcome.and(Err(error));
                     kept.push(one);

@@ -23,6 +23,7 @@ mod quick;
 mod report;
 mod request;
 mod retire;
+mod scope;
 mod snapshot;
 mod state;
 mod stats;
@@ -35,6 +36,7 @@ use front::Front;
 use lane::Lane;
 pub use name::BlockName;
 use request::Request;
+pub use scope::CaptureScope;
 pub use snapshot::{
     BlockSnapshot, BlockState, GranuleSnapshot, HeapSnapshot, Span, StreamSnapshot,
 };
@@ -61,6 +63,12 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 /// missing: granules that lie wholly in free runs are moved there by mapping them a second time,
 /// without waiting for their queued work, and their old mapping goes when its fence has passed; only
 /// what is still missing is created. Live blocks never move.
+///
+/// # Graphs
+///
+/// Memory that a graph uses must stay where it is for as long as the graph may run: a block that is kept as
+/// long does, and so does everything of a [`CaptureScope`], freed or not. No call of a heap, on any thread,
+/// spoils a capture that is under way.
 ///
 /// # End
 ///
@@ -239,9 +247,11 @@ impl Heap {
 
     /// Gives granules without a live byte back to the pool, as far as their stream's work is done.
     /// Does not wait for work, but gives each stream a millisecond to say that it has none. The bytes
-    /// given back.
+    /// given back. Nothing of a [`CaptureScope`] is.
     pub fn trim(&self) -> u64 {
-        self.shared.give_back_idle(u64::MAX, TRIM_GRACE)
+        let bytes = self.shared.give_back_idle(u64::MAX, TRIM_GRACE);
+        self.shared.drop_bare_lanes();
+        bytes
     }
 
     /// Figures of this moment.
@@ -288,7 +298,7 @@ impl Shared {
             return None;
         }
         let lanes = self.lanes.read();
-        let lane = lanes.iter().find(|l| l.stream() == stream)?;
+        let lane = lanes.iter().find(|l| l.serves(stream))?;
         lane.take(size, rounded, align)
     }
 
@@ -341,20 +351,12 @@ impl Shared {
     }
 
     fn lane(self: &Arc<Self>, stream: &Stream) -> Result<Arc<Front>> {
-        let find = |lanes: &[Arc<Front>]| lanes.iter().find(|l| l.stream() == stream).cloned();
+        let find = |lanes: &[Arc<Front>]| lanes.iter().find(|l| l.serves(stream)).cloned();
         if let Some(lane) = find(&self.lanes.read()) {
             return Ok(lane);
         }
-        if !stream.device().is_same(self.pool.device()) {
-            return Err(Error::Foreign {
-                what: "stream",
-                owner: "device",
-            });
-        }
-        self.drop_bare_lanes();
         // Reserved without the lock; a lane that somebody else was quicker with goes again.
-        let lane = Lane::new(self, &self.pool, &self.config, stream)?;
-        let fresh = Arc::new(Front::new(lane));
+        let fresh = self.new_lane(stream, false)?;
         let mut lanes = self.lanes.write();
         if let Some(lane) = find(&lanes) {
             drop(lanes);
@@ -364,10 +366,25 @@ impl Shared {
         Ok(fresh)
     }
 
+    fn new_lane(self: &Arc<Self>, stream: &Stream, is_scope: bool) -> Result<Arc<Front>> {
+        if !stream.device().is_same(self.pool.device()) {
+            return Err(Error::Foreign {
+                what: "stream",
+                owner: "device",
+            });
+        }
+        self.drop_bare_lanes();
+        let lane = Lane::new(self, &self.pool, &self.config, stream, is_scope)?;
+        Ok(Arc::new(Front::new(lane)))
+    }
+
     /// Lets go of lanes whose stream and blocks are gone for everybody else. Programs that use a
     /// stream once would run out of addresses.
     fn drop_bare_lanes(&self) {
-        let is_orphan = |lane: &&Arc<Front>| lane.is_last() && lane.stream().is_last();
+        // Nobody comes back to a scope that has ended, whoever has the stream.
+        let is_orphan = |lane: &&Arc<Front>| {
+            lane.is_last() && (lane.stream().is_last() || lane.is_scope() && !lane.is_pinned())
+        };
         if !self.lanes.read().iter().any(|lane| is_orphan(&lane)) {
             return;
         }
@@ -390,7 +407,7 @@ impl Shared {
                 .for_each(|lane: &Arc<Front>| lane.add_to(&mut past));
             bare
         };
-        // Without the lock: this waits for the streams' last work and calls the driver.
+        // Without the lock: this calls the driver.
         drop(bare);
     }
 

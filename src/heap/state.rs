@@ -31,6 +31,8 @@ pub(super) struct State {
     pub(super) base: u64,
     /// Uses of live blocks by other streams, by address.
     pub(super) uses: HashMap<u64, Vec<Use>>,
+    /// Other streams that replay graphs over this memory.
+    pub(super) replays: Vec<Stream>,
     /// Names of live blocks and of blocks in limbo, by address.
     pub(super) names: HashMap<u64, Named>,
     pub(super) limbo: Vec<Limbo>,
@@ -302,8 +304,8 @@ pub(super) struct Stuck {
 pub(super) enum After {
     /// Nothing uses it.
     Now,
-    /// When work queued so far is done; the fence could not be recorded yet.
-    Unrecorded,
+    /// When work queued on the stream so far is done; the fence could not be recorded yet.
+    Unrecorded(Stream),
     /// When the fence has passed.
     Fence(Fence),
 }

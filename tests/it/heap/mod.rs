@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod alias;
+mod capture;
 mod faults;
 mod hot;
 mod oom;
