@@ -99,6 +99,7 @@ impl Lane {
                 limbo: Vec::new(),
                 limbo_bytes: 0,
                 stale: VecDeque::new(),
+                lenders: Vec::new(),
                 broken: Vec::new(),
                 in_hand: 0,
                 frees: 0,

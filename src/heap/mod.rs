@@ -16,6 +16,7 @@ mod config;
 mod core;
 mod front;
 mod lane;
+mod lend;
 mod magazine;
 mod miss;
 mod name;
@@ -23,6 +24,7 @@ mod quick;
 mod report;
 mod request;
 mod retire;
+mod room;
 mod scope;
 mod snapshot;
 mod state;
@@ -158,7 +160,7 @@ impl Heap {
 
     /// A block of at least `size` bytes at a multiple of 256, for use on `stream` at once. No bytes
     /// cost nothing and have address 0. The contents are anything, unless the pool zeroes at
-    /// hand-over; then they are anything this heap's own stream wrote, or zero.
+    /// hand-over; then they are anything that was in this heap, or zero.
     ///
     /// # Errors
     ///

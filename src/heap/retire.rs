@@ -95,8 +95,14 @@ impl Lane {
             && state.broken.is_empty()
     }
 
-    /// Unmaps old mappings whose fences have passed; how many.
+    /// Unmaps old mappings whose fences have passed, also of granules that came from other lanes; how many
+    /// of this lane's.
     pub(super) fn retire_aliases(&self) -> usize {
+        self.retire_lent();
+        self.retire_own_aliases()
+    }
+
+    pub(super) fn retire_own_aliases(&self) -> usize {
         let mut filed = 0;
         let mut refused = Vec::new();
         loop {
@@ -224,6 +230,10 @@ impl Lane {
         let mut others = replays.iter().map(Stream::fence);
         let passed = fence.as_ref().is_some_and(|f| passes_within(f, grace))
             && others.all(|f| f.is_ok_and(|f| passes_within(&f, grace)));
+        if passed {
+            // An old mapping would keep the memory alive.
+            self.retire_aliases();
+        }
         let mut bytes = 0;
         for one in idle {
             let unmapped = passed && self.unmap(one.addr, one.len);

@@ -1,10 +1,11 @@
 //! What a lane's lock guards.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::block::no_block;
 use super::core::{self, Stale, UNIT};
+use super::lane::Lane;
 use super::magazine::{Magazine, Slot, class_of};
 use super::name::Named;
 use super::quick::{Kept, Quick};
@@ -39,6 +40,8 @@ pub(super) struct State {
     pub(super) limbo_bytes: u64,
     /// Old addresses of moved granules, oldest first.
     pub(super) stale: VecDeque<Alias>,
+    /// Lanes that may have old mappings of granules which are here now.
+    pub(super) lenders: Vec<Weak<Lane>>,
     /// Places with mappings that could not be undone.
     pub(super) broken: Vec<Broken>,
     /// Times that some thread has something of this lane in hand which the lists above do not show:

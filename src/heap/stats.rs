@@ -45,7 +45,7 @@ pub struct HeapStats {
     pub creates: u64,
     /// Waits of the host.
     pub host_waits: u64,
-    /// Freed blocks that a stream was made to wait for on the device.
+    /// Freed blocks and streams that a stream was made to wait for on the device, to get memory.
     pub device_waits: u64,
     /// Allocations that failed.
     pub failures: u64,

@@ -6,6 +6,7 @@ mod alias;
 mod capture;
 mod faults;
 mod hot;
+mod lend;
 mod oom;
 mod program;
 mod regressions;
