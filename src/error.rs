@@ -49,6 +49,8 @@ pub struct OutOfMemory {
     pub idle: u64,
     /// Bytes held back by work that has not finished (deferred shrinks).
     pub pending: u64,
+    /// What the driver said, if the device refused.
+    pub driver: Option<DriverError>,
     /// The name that the block was to have; `None` without one, and for arenas.
     pub name: Option<BlockName>,
     /// How the heap stood; `None` for arenas and pools.
@@ -144,8 +146,11 @@ impl std::fmt::Display for OutOfMemory {
             Bytes(self.idle),
             Bytes(self.pending),
         )?;
-        match &self.heap {
-            Some(heap) => write!(f, "; {heap}"),
+        if let Some(heap) = &self.heap {
+            write!(f, "; {heap}")?;
+        }
+        match &self.driver {
+            Some(error) => write!(f, "; {error}"),
             None => Ok(()),
         }
     }
@@ -371,6 +376,7 @@ impl Error {
     pub fn driver_error(&self) -> Option<&DriverError> {
         match self {
             Self::Driver(e) => Some(e),
+            Self::OutOfMemory(shortage) => shortage.driver.as_ref(),
             _ => None,
         }
     }
@@ -398,6 +404,7 @@ mod tests {
             mapped: 62 * MIB,
             idle: 2 * MIB,
             pending: 0,
+            driver: None,
             name: None,
             heap: None,
         };

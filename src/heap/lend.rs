@@ -78,8 +78,12 @@ impl Waits {
 impl Lane {
     /// What other streams of this heap have without a live byte. Held for this lane while it looks.
     pub(super) fn ask_other_streams(&self) -> Vec<Offer> {
-        let may = |lane: &Lane| lane.stream().is_capturing() == Ok(false);
-        let Some(heap) = self.heap().filter(|_| self.config.aliases > 0 && may(self)) else {
+        let runs = |lane: &Lane| lane.stream().is_capturing() == Ok(false);
+        let may = |lane: &Lane| lane.stream().is_retired() || runs(lane);
+        let Some(heap) = self
+            .heap()
+            .filter(|_| self.config.aliases > 0 && runs(self))
+        else {
             return Vec::new();
         };
         let lanes = heap.lanes.read().clone();

@@ -91,6 +91,7 @@ impl Lane {
             offers: Vec::new(),
             asked: false,
         };
+        self.stream().check_alive()?;
         loop {
             self.retire();
             let order = match self.order(size, align, &attempt) {
@@ -107,7 +108,15 @@ impl Lane {
                 Ok(()) => return Ok(self.commit(*order, done, attempt.offers)),
                 Err(error) => error,
             };
+            let missing = order.plan.created();
             self.undo(*order, done);
+            let error = match error {
+                // Tables of addresses take memory of the device, too.
+                Error::Driver(e) if e.is_out_of_memory() => {
+                    self.pool.shared().refusal(size, missing, e)
+                }
+                other => other,
+            };
             match error {
                 Error::OutOfMemory(_) if attempt.refused.is_none() => {
                     let held = self.state.lock().core.held();

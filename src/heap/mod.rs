@@ -57,7 +57,9 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 /// A block is allocated on a stream and may be used by work queued on it at once. Freed memory is
 /// reused by later allocations on the same stream without any wait, since their work is queued
 /// behind. Uses by other streams are announced ([`Block::record_use`]); such memory is kept until
-/// their work is done, or until the stream has been made to wait for it on the device.
+/// their work is done, or until the stream has been made to wait for it on the device. Streams are told apart
+/// by their keys, which are never used again; the memory of a stream that somebody else is about to destroy
+/// is reclaimed after [`Stream::retire`].
 ///
 /// # Cost
 ///
@@ -166,7 +168,7 @@ impl Heap {
     ///
     /// [`Error::OutOfMemory`], [`Error::TooLarge`] or [`Error::AddressSpaceExhausted`] (no driver
     /// call was made for a size that no device has), [`Error::Foreign`] for a stream of another
-    /// device, or a driver error. The heap is as before.
+    /// device, [`Error::Stale`] for one that is gone, or a driver error. The heap is as before.
     pub fn alloc(&self, size: u64, stream: &Stream) -> Result<Block> {
         self.alloc_aligned(size, DEFAULT_ALIGN, stream)
     }
@@ -296,7 +298,7 @@ impl Shared {
     /// A kept block, without a reference to the lane that all threads would count in one place.
     fn kept(&self, size: u64, align: u64, stream: &Stream) -> Option<Block> {
         let rounded = self.config.rounding.round(size)?;
-        if size == 0 || !align.is_power_of_two() {
+        if size == 0 || !align.is_power_of_two() || stream.is_retired() {
             return None;
         }
         let lanes = self.lanes.read();
@@ -338,6 +340,9 @@ impl Shared {
         if size == 0 {
             return Ok(0);
         }
+        if lane.stream().is_retired() {
+            lane.stream().check_alive()?;
+        }
         let max = lane.largest();
         if align > max {
             return Err(Error::TooLarge {
@@ -375,6 +380,7 @@ impl Shared {
                 owner: "device",
             });
         }
+        stream.check_alive()?;
         self.drop_bare_lanes();
         let lane = Lane::new(self, &self.pool, &self.config, stream, is_scope)?;
         Ok(Arc::new(Front::new(lane)))
@@ -383,9 +389,11 @@ impl Shared {
     /// Lets go of lanes whose stream and blocks are gone for everybody else. Programs that use a
     /// stream once would run out of addresses.
     fn drop_bare_lanes(&self) {
-        // Nobody comes back to a scope that has ended, whoever has the stream.
+        // Nobody comes back to a stream that is gone, or to a scope that has ended.
         let is_orphan = |lane: &&Arc<Front>| {
-            lane.is_last() && (lane.stream().is_last() || lane.is_scope() && !lane.is_pinned())
+            let stream = lane.stream();
+            let is_over = lane.is_scope() && !lane.is_pinned();
+            lane.is_last() && (stream.is_last() || stream.is_retired() || is_over)
         };
         if !self.lanes.read().iter().any(|lane| is_orphan(&lane)) {
             return;

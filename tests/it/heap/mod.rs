@@ -5,6 +5,7 @@
 mod alias;
 mod capture;
 mod faults;
+mod foreign;
 mod hot;
 mod lend;
 mod oom;
