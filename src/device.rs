@@ -1,12 +1,14 @@
 //! One device, whichever driver answers for it.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::driver::{
-    DeviceInfo, Driver, DriverError, DriverKind, DriverResult, MemoryInfo, SharedDriver, cuda, sim,
+    DeviceInfo, Driver, DriverError, DriverKind, DriverResult, MemoryInfo, SharedDriver, StreamId,
+    StreamKey, cuda, sim,
 };
-use crate::stream::Stream;
+use crate::stream::{Stream, WeakStream};
 use crate::sync::Mutex;
 use crate::units::TIB;
 use crate::{Error, Result};
@@ -32,6 +34,8 @@ struct Shared {
     fallback: Option<Error>,
     addresses: Mutex<Addresses>,
     quarantine: Mutex<Vec<Remains>>,
+    /// Streams that others made.
+    foreign: Mutex<HashMap<StreamKey, WeakStream>>,
 }
 
 /// Something that could not be given back when it should have been, and how to try again.
@@ -152,6 +156,7 @@ impl Device {
                     bound: DEFAULT_ADDRESS_BOUND,
                 }),
                 quarantine: Mutex::new(Vec::new()),
+                foreign: Mutex::new(HashMap::new()),
             }),
         }
     }
@@ -205,6 +210,33 @@ impl Device {
     /// A driver error.
     pub fn default_stream(&self) -> Result<Stream> {
         Stream::default_of(self)
+    }
+
+    /// A stream that somebody else made and destroys, and that the driver knows: on CUDA it is adopted
+    /// first ([`CudaDriver::adopt_stream`](crate::driver::cuda::CudaDriver::adopt_stream)). It is told
+    /// from others by its key, so that a handle which is used again is another stream. Before it is
+    /// destroyed, [`Stream::retire`] takes note of its last work; memory used on a stream that was
+    /// destroyed without is kept until the process ends, as nobody can say when its work is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stale`] if the driver knows no such stream, or a driver error.
+    pub fn foreign_stream(&self, id: StreamId) -> Result<Stream> {
+        Stream::foreign(self, id)
+    }
+
+    /// The foreign stream of a key, or a new one.
+    pub(crate) fn known_stream(&self, key: StreamKey, make: impl FnOnce() -> Stream) -> Stream {
+        let mut known = self.shared.foreign.lock();
+        if let Some(stream) = known.get(&key).and_then(WeakStream::upgrade) {
+            return stream;
+        }
+        let stream = make();
+        if known.len() >= 64 && known.len().is_power_of_two() {
+            known.retain(|_, weak| weak.upgrade().is_some());
+        }
+        known.insert(key, stream.downgrade());
+        stream
     }
 
     /// Whether two handles name the same opened device.

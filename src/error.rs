@@ -49,6 +49,8 @@ pub struct OutOfMemory {
     pub idle: u64,
     /// Bytes held back by work that has not finished (deferred shrinks).
     pub pending: u64,
+    /// What the driver said, if the device refused.
+    pub driver: Option<DriverError>,
     /// The name that the block was to have; `None` without one, and for arenas.
     pub name: Option<BlockName>,
     /// How the heap stood; `None` for arenas and pools.
@@ -75,6 +77,8 @@ pub struct HeapShortage {
     pub idle: u64,
     /// In use in granules that also hold free bytes: what keeps `free - idle` from moving.
     pub pinning: u64,
+    /// Held by capture scopes: nothing of it moves or leaves.
+    pub scoped: u64,
     /// Freed, and waiting for work of other streams.
     pub limbo: u64,
     /// How many old mappings wait for a fence.
@@ -88,6 +92,9 @@ impl std::fmt::Display for HeapShortage {
         write!(f, "the heap holds {}", Bytes(self.held))?;
         if let Some(limit) = self.limit {
             write!(f, " of at most {}", Bytes(limit))?;
+        }
+        if self.scoped > 0 {
+            write!(f, " ({} of it for graphs)", Bytes(self.scoped))?;
         }
         write!(f, ": {} live", Bytes(self.live))?;
         if self.limbo > 0 {
@@ -139,8 +146,11 @@ impl std::fmt::Display for OutOfMemory {
             Bytes(self.idle),
             Bytes(self.pending),
         )?;
-        match &self.heap {
-            Some(heap) => write!(f, "; {heap}"),
+        if let Some(heap) = &self.heap {
+            write!(f, "; {heap}")?;
+        }
+        match &self.driver {
+            Some(error) => write!(f, "; {error}"),
             None => Ok(()),
         }
     }
@@ -323,6 +333,12 @@ pub enum Error {
         /// Microseconds waited.
         waited_us: u64,
     },
+    /// The stream is being captured into a graph: nothing can wait for its work, nor it for other work.
+    #[error("stream {stream} is being captured into a graph")]
+    Capturing {
+        /// The stream's key.
+        stream: u64,
+    },
     /// A recount of the books does not give what they say: a bug in this crate, or memory changed
     /// behind its back.
     #[error("books say {booked} for {what}, a recount says {counted}")]
@@ -360,6 +376,7 @@ impl Error {
     pub fn driver_error(&self) -> Option<&DriverError> {
         match self {
             Self::Driver(e) => Some(e),
+            Self::OutOfMemory(shortage) => shortage.driver.as_ref(),
             _ => None,
         }
     }
@@ -387,6 +404,7 @@ mod tests {
             mapped: 62 * MIB,
             idle: 2 * MIB,
             pending: 0,
+            driver: None,
             name: None,
             heap: None,
         };

@@ -105,8 +105,9 @@ pub use arena::{Arena, ArenaConfig, Extent, Pin};
 pub use device::{DEFAULT_ADDRESS_BOUND, DRIVER_VARIABLE, Device};
 pub use error::{Error, HeapShortage, Limit, OutOfMemory, Result};
 pub use heap::{
-    Block, BlockName, BlockSnapshot, BlockState, DEFAULT_ALIGN, GranuleSnapshot, Heap, HeapConfig,
-    HeapSnapshot, HeapStats, OomAnswer, OomEvent, Rounding, Span, StreamHeap, StreamSnapshot,
+    Block, BlockName, BlockSnapshot, BlockState, CaptureScope, DEFAULT_ALIGN, GranuleSnapshot,
+    Heap, HeapConfig, HeapSnapshot, HeapStats, OomAnswer, OomEvent, Rounding, Span, StreamHeap,
+    StreamSnapshot,
 };
 pub use pool::{DEFAULT_GRANULE, DEFAULT_LARGEST_GRANULE, Policy, Pool, PoolConfig, PoolStats};
 pub use stream::{Fence, Stream};

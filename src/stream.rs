@@ -1,9 +1,12 @@
 //! Streams and fences: who may touch memory after whom.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
-use crate::driver::{Driver, DriverResult, EventId, Hold, StreamId, StreamKey};
+use crate::driver::cuda::CudaDriver;
+use crate::driver::{
+    Call, Driver, DriverCode, DriverError, DriverResult, EventId, Hold, StreamId, StreamKey,
+};
 use crate::{Device, Error, Result};
 
 /// A stream of device work. Cheap to clone; the driver's stream is destroyed with the last clone
@@ -18,6 +21,17 @@ struct StreamInner {
     id: StreamId,
     key: StreamKey,
     owned: bool,
+    /// Behind its last work, once it was retired.
+    end: OnceLock<Fence>,
+}
+
+/// A stream that is not kept alive.
+pub(crate) struct WeakStream(Weak<StreamInner>);
+
+impl WeakStream {
+    pub(crate) fn upgrade(&self) -> Option<Stream> {
+        self.0.upgrade().map(|inner| Stream { inner })
+    }
 }
 
 impl Stream {
@@ -33,8 +47,77 @@ impl Stream {
     }
 
     pub(crate) fn default_of(device: &Device) -> Result<Self> {
-        let key = device.driver().stream_key(StreamId::DEFAULT)?;
-        Ok(Self::wrap(device, StreamId::DEFAULT, key, false))
+        Self::foreign(device, StreamId::DEFAULT)
+    }
+
+    /// A stream that is not destroyed with its last handle. The same one for the same key, so that all
+    /// know when it ends.
+    pub(crate) fn foreign(device: &Device, id: StreamId) -> Result<Self> {
+        let key = match device.driver().stream_key(id) {
+            Err(error) if error.code == DriverCode::INVALID_HANDLE => return Err(stale(id.0)),
+            other => other?,
+        };
+        Ok(device.known_stream(key, || Self::wrap(device, id, key, false)))
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakStream {
+        WeakStream(Arc::downgrade(&self.inner))
+    }
+
+    /// Says that its owner, not this crate, is about to destroy the stream: call it before that. From then
+    /// on the stream takes no work and no allocation ([`Error::Stale`]); memory that its work may use waits
+    /// for what was queued so far. Does nothing the second time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] for the default stream, which is never destroyed; as
+    /// [`fence`](Self::fence). Nothing changed then.
+    pub fn retire(&self) -> Result<()> {
+        if self.id() == StreamId::DEFAULT {
+            return Err(Error::InvalidConfig {
+                what: "stream to retire",
+                value: 0,
+                why: "the default stream is never destroyed",
+            });
+        }
+        let end = self.fence()?;
+        if self.inner.end.set(end).is_ok()
+            && !self.inner.owned
+            && let Some(cuda) = self.driver().as_any().downcast_ref::<CudaDriver>()
+        {
+            // Its handle may soon name another stream.
+            cuda.forget_stream(self.id());
+        }
+        Ok(())
+    }
+
+    /// Whether [`retire`](Self::retire) was called.
+    #[inline]
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.inner.end.get().is_some()
+    }
+
+    /// Whether the handle still names this stream: somebody else may have destroyed a stream that was not
+    /// retired. Asks the driver about foreign streams.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stale`], or a driver error.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        let dead = || Err(stale(self.key().0));
+        if self.is_retired() {
+            return dead();
+        }
+        if self.inner.owned || self.id() == StreamId::DEFAULT {
+            return Ok(());
+        }
+        match self.driver().stream_key(self.id()) {
+            Ok(key) if key == self.key() => Ok(()),
+            Ok(_) => dead(),
+            Err(error) if error.code == DriverCode::INVALID_HANDLE => dead(),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn wrap(device: &Device, id: StreamId, key: StreamKey, owned: bool) -> Self {
@@ -44,6 +127,7 @@ impl Stream {
                 id,
                 key,
                 owned,
+                end: OnceLock::new(),
             }),
         }
     }
@@ -75,12 +159,38 @@ impl Stream {
         Arc::strong_count(&self.inner) == 1
     }
 
-    /// A fence behind all work queued so far. Does not block.
+    /// Whether the stream is being captured into a graph: then its work does not run, and nothing can
+    /// wait for it.
     ///
     /// # Errors
     ///
-    /// A driver error.
+    /// [`Error::Stale`] for a stream that is gone, or a driver error.
+    pub fn is_capturing(&self) -> Result<bool> {
+        self.check_alive()?;
+        Ok(self.driver().is_capturing(self.id())?)
+    }
+
+    /// Refuses what a capture forbids, before it is spoiled. Nobody may start one at this moment.
+    fn check_running(&self) -> Result<()> {
+        match self.is_capturing()? {
+            true => Err(Error::Capturing {
+                stream: self.key().0,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// A fence behind all work queued so far; of a retired stream behind its last. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stale`] for a stream that is gone without having been retired, [`Error::Capturing`] while the stream is being captured: the fence would be part of the graph,
+    /// and never pass. A driver error.
     pub fn fence(&self) -> Result<Fence> {
+        if let Some(end) = self.inner.end.get() {
+            return Ok(end.clone());
+        }
+        self.check_running()?;
         let event = self.driver().create_event()?;
         let fence = Fence {
             inner: Arc::new(FenceInner {
@@ -96,7 +206,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::Foreign`] for a fence of another device, or a driver error.
+    /// [`Error::Foreign`] for a fence of another device, [`Error::Stale`] for a stream that is gone,
+    /// [`Error::Capturing`] while the stream is being
+    /// captured, or a driver error.
     pub fn wait(&self, fence: &Fence) -> Result<()> {
         if !fence.device().is_same(self.device()) {
             return Err(Error::Foreign {
@@ -104,6 +216,7 @@ impl Stream {
                 owner: "device",
             });
         }
+        self.check_running()?;
         Ok(self.driver().wait_event(self.id(), fence.inner.event)?)
     }
 
@@ -111,14 +224,23 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// A driver error, also one of the work itself.
+    /// [`Error::Stale`] for a stream that is gone, [`Error::Capturing`] while it is being captured, or a
+    /// driver error, also one of the work itself.
     pub fn synchronize(&self) -> Result<()> {
+        self.check_running()?;
         Ok(self.driver().sync_stream(self.id())?)
     }
 
     /// Waits for the work queued so far: behind a fence, or, if none can be had, for all of it. A
-    /// device that is lost has no work left.
+    /// device that is lost has no work left. Fails while the stream is being captured.
     pub(crate) fn quiesce(&self) -> DriverResult<()> {
+        if let Some(end) = self.inner.end.get() {
+            return end.quiesce();
+        }
+        if self.driver().is_capturing(self.id()) == Ok(true) {
+            let code = DriverCode::STREAM_CAPTURE_UNSUPPORTED;
+            return Err(DriverError::new(Call::SyncStream, code).about(self.id().0, 0));
+        }
         let behind_fence = self.fence().and_then(|fence| fence.wait());
         if behind_fence.is_ok() {
             return Ok(());
@@ -133,6 +255,13 @@ impl Stream {
     /// A driver error.
     pub fn hold(&self) -> Result<Hold> {
         Ok(self.driver().hold(self.id())?)
+    }
+}
+
+fn stale(value: u64) -> Error {
+    Error::Stale {
+        what: "stream",
+        value,
     }
 }
 

@@ -6,13 +6,13 @@
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use granule::driver::sim::{SimConfig, SimDriver};
 use granule::driver::{Kernel, SharedDriver};
 use granule::units::MIB;
-use granule::{Arena, Block, Device, Heap, HeapConfig, Pool, PoolConfig, Stream};
+use granule::{Arena, Block, Device, Heap, HeapConfig, OomAnswer, Pool, PoolConfig, Stream};
 use shuttle::thread;
 
 const SCHEDULES: usize = 2_000;
@@ -145,6 +145,84 @@ fn streams_take_memory_from_each_other() {
         threads.into_iter().for_each(|t| t.join().unwrap());
         heap.audit().unwrap();
         drop(heap);
+        bench.end();
+    });
+}
+
+/// The callback frees, allocates and trims while other threads allocate, free, and run out as well.
+#[test]
+fn a_callback_frees_for_threads_that_run_out() {
+    explore(|| {
+        let bench = Bench::new(12 * MIB);
+        let heap = bench.heap();
+        let streams: Vec<Stream> = (0..2)
+            .map(|_| bench.device.create_stream().unwrap())
+            .collect();
+        let cache: Arc<Mutex<Vec<Block>>> = Arc::default();
+        for stream in &streams {
+            let block = heap.alloc(4 * MIB, stream).unwrap();
+            use_block(&block, stream);
+            cache.lock().unwrap().push(block);
+        }
+        let victims = cache.clone();
+        heap.set_oom_callback(move |event| {
+            assert!(event.attempt <= 16, "{event}");
+            // The lock is left before the block goes.
+            let victim = victims.lock().unwrap().pop();
+            // Whatever the program does elsewhere; what it runs out of here is no call of its own.
+            drop(event.heap.alloc(2 * MIB, event.stream));
+            event.heap.trim();
+            victim.map_or(OomAnswer::Fail, |_| OomAnswer::Retry)
+        });
+        let threads: Vec<_> = streams
+            .iter()
+            .zip([[6 * MIB, 2 * MIB], [4 * MIB, 8 * MIB]])
+            .map(|(stream, sizes)| {
+                let (heap, stream) = (heap.clone(), stream.clone());
+                thread::spawn(move || churn(&heap, &stream, &sizes))
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        heap.clear_oom_callback();
+        cache.lock().unwrap().clear();
+        heap.audit().unwrap();
+        drop((heap, streams, cache));
+        bench.end();
+    });
+}
+
+/// A graph's memory stays, and its capture stays whole, whatever others do meanwhile.
+#[test]
+fn a_capture_is_whole_beside_threads_that_take_memory() {
+    explore(|| {
+        let bench = Bench::new(16 * MIB);
+        let heap = bench.heap();
+        let streams: Vec<Stream> = (0..2)
+            .map(|_| bench.device.create_stream().unwrap())
+            .collect();
+        let (theirs, stream) = (heap.clone(), streams[1].clone());
+        let taking = thread::spawn(move || {
+            churn(&theirs, &stream, &[6 * MIB, 4 * MIB]);
+            theirs.trim();
+        });
+        let driver = bench.device.driver();
+        let id = streams[0].id();
+        driver.begin_capture(id).unwrap();
+        let scope = heap.capture_scope(&streams[0]).unwrap();
+        for size in [2 * MIB, 4 * MIB] {
+            if let Ok(block) = scope.alloc(size) {
+                use_block(&block, &streams[0]);
+            }
+        }
+        let graph = driver.end_capture(id).unwrap();
+        graph.launch(id).unwrap();
+        let held = scope.stats().held;
+        taking.join().unwrap();
+        assert_eq!(scope.stats().held, held);
+        graph.launch(id).unwrap();
+        drop((graph, scope));
+        heap.audit().unwrap();
+        drop((heap, streams));
         bench.end();
     });
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use crate::units::{Va, VaRange};
 
+mod capture;
 pub mod conformance;
 #[allow(unsafe_code)]
 pub mod cuda;
@@ -82,6 +83,16 @@ pub type DriverResult<T> = Result<T, DriverError>;
 /// when the work runs. Source and target of a copy may not overlap, and a host slice is as long as
 /// the device's range (`INVALID_VALUE`). Copies from and to the host return when the host slice may
 /// be used again, after all earlier work on that stream.
+///
+/// **Captures.** From [`begin_capture`](Self::begin_capture) to [`end_capture`](Self::end_capture) on
+/// the same thread, fills, copies and launches on a stream do not run but are recorded into a
+/// [`Graph`]. Memory calls, and calls about other streams and their events, are as ever on all threads
+/// and leave the capture whole. A wait of the host for a captured stream, also at the end of a copy
+/// from or to the host, and a hold, are refused with `STREAM_CAPTURE_UNSUPPORTED` and leave it whole. A record on a
+/// captured stream becomes part of the capture: the event may not be asked about or waited for on the
+/// host (`CAPTURED_EVENT`), and other streams may not wait for it here. A captured stream that waits
+/// for an event of another is refused (`STREAM_CAPTURE_ISOLATION`), and the capture is spoiled: ending
+/// it answers `STREAM_CAPTURE_INVALIDATED`. The default stream cannot be captured.
 pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// Which implementation this is; wrappers answer for the driver they wrap.
     fn kind(&self) -> DriverKind;
@@ -161,6 +172,16 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
 
     /// Queues work that ends when the returned [`Hold`] is dropped: a stand-in for a long kernel.
     fn hold(&self, stream: StreamId) -> DriverResult<Hold>;
+
+    /// Starts to record work queued on `stream` instead of running it. On CUDA in global mode, under
+    /// which calls that others make of libcuda by themselves are refused the most.
+    fn begin_capture(&self, stream: StreamId) -> DriverResult<()>;
+
+    /// Ends a capture, also a spoiled one, and makes the recorded work ready to run.
+    fn end_capture(&self, stream: StreamId) -> DriverResult<Graph>;
+
+    /// Whether work queued on `stream` is being recorded; also if that capture was spoiled.
+    fn is_capturing(&self, stream: StreamId) -> DriverResult<bool>;
 
     /// For reaching methods of a concrete driver, such as the sim's clock. Wrappers answer for the
     /// driver they wrap.
@@ -245,6 +266,35 @@ impl Drop for Hold {
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Hold")
+    }
+}
+
+/// Recorded work, ready to run any number of times. Does not keep the memory alive that the work uses.
+pub struct Graph {
+    replay: Box<dyn Fn(StreamId) -> DriverResult<()> + Send + Sync>,
+}
+
+impl Graph {
+    /// For drivers: `replay` queues the recorded work on a stream.
+    pub fn new(replay: impl Fn(StreamId) -> DriverResult<()> + Send + Sync + 'static) -> Self {
+        Self {
+            replay: Box::new(replay),
+        }
+    }
+
+    /// Queues the recorded work on `stream`, in the order in which it was recorded.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_HANDLE` for a stream that is not known, and the driver's.
+    pub fn launch(&self, stream: StreamId) -> DriverResult<()> {
+        (self.replay)(stream)
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Graph")
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::{
     Access, Call, DeviceInfo, Driver, DriverCode, DriverKind, DriverResult, EventId, GranuleProps,
-    Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
+    Graph, Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
 };
 use crate::sync::Mutex;
 use crate::units::{Va, VaRange};
@@ -370,6 +370,20 @@ impl Driver for RecordDriver {
 
     fn hold(&self, stream: StreamId) -> DriverResult<Hold> {
         self.pass(Call::Hold, (stream.0, 0), |d| d.hold(stream))
+    }
+
+    fn begin_capture(&self, stream: StreamId) -> DriverResult<()> {
+        self.pass(Call::BeginCapture, (stream.0, 0), |d| {
+            d.begin_capture(stream)
+        })
+    }
+
+    fn end_capture(&self, stream: StreamId) -> DriverResult<Graph> {
+        self.pass(Call::EndCapture, (stream.0, 0), |d| d.end_capture(stream))
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> DriverResult<bool> {
+        self.pass(Call::IsCapturing, (stream.0, 0), |d| d.is_capturing(stream))
     }
 
     fn as_any(&self) -> &dyn Any {

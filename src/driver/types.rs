@@ -126,6 +126,12 @@ calls! {
     Launch => "launch",
     /// Enqueue work that ends when told.
     Hold => "hold",
+    /// Start to record a stream's work into a graph.
+    BeginCapture => "begin_capture",
+    /// End that, and make the graph.
+    EndCapture => "end_capture",
+    /// Ask whether a stream's work is being recorded.
+    IsCapturing => "is_capturing",
     /// Load or start the driver (never counted by wrappers).
     Init => "init",
 }
@@ -184,6 +190,14 @@ codes! {
     NOT_SUPPORTED = 801 => "CUDA_ERROR_NOT_SUPPORTED",
     /// Not allowed while a stream is being captured.
     STREAM_CAPTURE_UNSUPPORTED = 900 => "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+    /// Something spoiled the capture.
+    STREAM_CAPTURE_INVALIDATED = 901 => "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+    /// A dependency between captured and other work.
+    STREAM_CAPTURE_ISOLATION = 905 => "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+    /// The default stream was used beside a captured stream that it waits for.
+    STREAM_CAPTURE_IMPLICIT = 906 => "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+    /// The event's last record is part of a capture.
+    CAPTURED_EVENT = 907 => "CUDA_ERROR_CAPTURED_EVENT",
     /// The driver does not know either.
     UNKNOWN = 999 => "CUDA_ERROR_UNKNOWN",
 }

@@ -130,8 +130,12 @@ impl HeapConfig {
 
     /// Bytes of addresses of the small and the large line, for a budget.
     pub(super) fn lines(&self, budget: u64) -> (u64, u64) {
+        Self::lines_of(self.addresses.unwrap_or(budget.saturating_mul(4)))
+    }
+
+    /// Bytes of addresses of the small and the large line of a lane with so many.
+    pub(super) fn lines_of(all: u64) -> (u64, u64) {
         let whole = |bytes: u64| (bytes / (2 * MIB)).max(1) * (2 * MIB);
-        let all = self.addresses.unwrap_or(budget.saturating_mul(4));
         let large = whole(all.min(LINE_MAX));
         (whole(large / 8), large)
     }

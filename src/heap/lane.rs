@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Arc, Weak};
 
 use super::block::no_block;
@@ -44,6 +44,10 @@ pub(super) struct Lane {
     pub(super) pair: Arc<Pair>,
     /// Some owned block has a use that was recorded by address, which its owner does not know of.
     used_by_address: AtomicBool,
+    /// Belongs to a capture scope, and serves nobody else.
+    is_scope: bool,
+    /// Nothing may move or leave: the scope is alive.
+    pinned: AtomicBool,
     heap: Weak<Shared>,
     this: Weak<Self>,
 }
@@ -54,9 +58,14 @@ impl Lane {
         pool: &Pool,
         config: &HeapConfig,
         stream: &Stream,
+        is_scope: bool,
     ) -> Result<Arc<Self>> {
         let budget = pool.stats().budget.max(1);
-        let (small, large) = config.lines(budget);
+        // What never moves needs fewer addresses.
+        let (small, large) = match is_scope {
+            true => HeapConfig::lines_of(config.addresses.unwrap_or(budget.saturating_mul(2))),
+            false => config.lines(budget),
+        };
         let unit = core::PAGE_BYTES;
         let reservation = Reservation::new(pool.device(), small + large, 16 * unit, unit)?;
         let range = reservation.range();
@@ -85,10 +94,12 @@ impl Lane {
                 magazines: Vec::new(),
                 base,
                 uses: HashMap::new(),
+                replays: Vec::new(),
                 names: HashMap::new(),
                 limbo: Vec::new(),
                 limbo_bytes: 0,
                 stale: VecDeque::new(),
+                lenders: Vec::new(),
                 broken: Vec::new(),
                 in_hand: 0,
                 frees: 0,
@@ -98,6 +109,8 @@ impl Lane {
             }),
             pair,
             used_by_address: AtomicBool::new(false),
+            is_scope,
+            pinned: AtomicBool::new(is_scope),
             heap: Arc::downgrade(heap),
             this: this.clone(),
         });
@@ -108,6 +121,28 @@ impl Lane {
 
     pub(super) fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// Whether it belongs to a capture scope, or did.
+    #[inline]
+    pub(super) fn is_scope(&self) -> bool {
+        self.is_scope
+    }
+
+    /// Whether nothing of it may move or leave.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pinned.load(Acquire)
+    }
+
+    /// Lets granules without a live byte go from now on.
+    pub(super) fn unpin(&self) {
+        self.pinned.store(false, Release);
+    }
+
+    /// Whether it serves allocations of a stream.
+    #[inline]
+    pub(super) fn serves(&self, stream: &Stream) -> bool {
+        self.stream == *stream && !self.is_scope
     }
 
     /// Bytes of addresses.
@@ -249,6 +284,17 @@ impl Lane {
         self.add_use(addr, Use::Fence(fence.clone()))
     }
 
+    /// Says that a stream replays graphs which use this memory.
+    pub(super) fn record_replay(&self, stream: &Stream) -> Result<()> {
+        self.check_device(stream.device().is_same(self.pool.device()), "stream")?;
+        let mut state = self.state.lock();
+        if *stream != self.stream && !state.replays.contains(stream) {
+            state.replays.push(stream.clone());
+            state.calm = None;
+        }
+        Ok(())
+    }
+
     fn check_device(&self, same: bool, what: &'static str) -> Result<()> {
         match same {
             true => Ok(()),
@@ -283,7 +329,11 @@ impl Lane {
 
     /// Adds this lane's figures.
     pub(super) fn add_to(&self, sum: &mut HeapStats) {
+        let before = sum.held;
         self.state.lock().add_to(sum);
+        if self.is_pinned() {
+            sum.scoped += sum.held - before;
+        }
     }
 
     /// Recounts the books; the bytes held.
@@ -348,6 +398,9 @@ impl Holder for Lane {
     }
 
     fn awaited(&self) -> u64 {
+        if self.is_pinned() {
+            return 0;
+        }
         let state = self.state.lock();
         state.core.stats().idle + state.limbo_bytes
     }
@@ -374,7 +427,13 @@ impl Drop for Lane {
             broken,
             reservation: state.reservation.take(),
         };
+        let replays = state.replays.drain(..).map(Use::Stream);
+        remains.awaited.extend(replays);
         remains.awaited.push(Use::Stream(self.stream.clone()));
+        if remains.mappings.is_empty() && remains.broken.is_empty() {
+            // Nothing is mapped that work could use.
+            remains.awaited.clear();
+        }
         let retry = move |driver: &dyn crate::driver::Driver| remains.tear_down(driver);
         self.pool.device().give_back("heap", Box::new(retry));
     }

@@ -1,34 +1,59 @@
 //! What happens when no free run holds a block: the driver's work, done without the lane's lock.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::core::{Block as Found, OutOfMemory, PAGE_BYTES, Plan};
-use super::lane::{After, Alias, Broken, Lane, State, Stuck, Use};
-use super::retire::{GRACE, fence_uses};
+use super::core::{Block as Found, OutOfMemory, Plan};
+use super::lane::{After, Alias, Broken, Lane, State, Stuck};
+use super::lend::{Offer, Waits};
 use crate::driver::sim::{Nanos, SimDriver};
 use crate::driver::{Access, PhysId};
-use crate::pool::{BUSY, Granule};
-use crate::stream::Fence;
+use crate::pool::Granule;
+use crate::stream::{Fence, Stream};
 use crate::units::{Va, VaRange};
-use crate::{Error, Limit, Result};
+use crate::{Error, Result};
 
 /// Pause between two looks at fences while an allocation waits.
-const PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// How long zeroing may take that nothing else is in the way of, at least.
+const ZEROING: Duration = Duration::from_secs(1);
 
 /// What a miss has learned so far.
-struct Attempt {
-    started: Instant,
+pub(super) struct Attempt {
+    pub(super) started: Instant,
     /// Why the device gave no more memory, and what was held then: no more is asked for.
-    refused: Option<(Error, u64)>,
+    pub(super) refused: Option<(Error, u64)>,
     /// The stream's work does not end in time: nothing that waits for it.
-    frozen: bool,
+    pub(super) frozen: bool,
+    /// What other streams hold ready for this allocation.
+    pub(super) offers: Vec<Offer>,
+    /// They have been asked since the last wait.
+    pub(super) asked: bool,
 }
 
 /// A plan in hand, with what its driver calls need to know.
 struct Order {
     plan: Plan,
-    /// Physical memory behind each fill that moves; `None` where one is new.
-    sources: Vec<Option<PhysId>>,
+    /// What is behind each fill.
+    sources: Vec<Source>,
+}
+
+/// Where a fill's granule comes from.
+#[derive(Clone, Copy)]
+enum Source {
+    /// Another place of this lane.
+    Own(PhysId),
+    /// Another lane, by the number of the offer.
+    Offer(usize),
+    /// It is new here.
+    New,
+}
+
+impl Order {
+    fn moves(&self) -> usize {
+        let moves = self.sources.iter().filter(|s| matches!(s, Source::Own(_)));
+        moves.count()
+    }
 }
 
 /// What of an order has been carried out.
@@ -38,7 +63,9 @@ struct Done {
     granules: Vec<Granule>,
     /// Fills mapped so far, in order; the index of the granule if it is new.
     mapped: Vec<(VaRange, Option<usize>)>,
-    zeroing: bool,
+    waits: Waits,
+    /// The stream that zeroes some of them.
+    zeroing: Option<Stream>,
 }
 
 enum Outcome {
@@ -48,10 +75,10 @@ enum Outcome {
 }
 
 /// A plan that is not to be had.
-struct Short {
-    why: OutOfMemory,
+pub(super) struct Short {
+    pub(super) why: OutOfMemory,
     /// It is the heap's own limit that is hit.
-    own: bool,
+    pub(super) own: bool,
 }
 
 impl Lane {
@@ -61,31 +88,44 @@ impl Lane {
             started: Instant::now(),
             refused: None,
             frozen: false,
+            offers: Vec::new(),
+            asked: false,
         };
+        self.stream().check_alive()?;
         loop {
             self.retire();
             let order = match self.order(size, align, &attempt) {
                 Outcome::Found(found) => return Ok(found),
                 Outcome::Order(order) => order,
                 Outcome::Short(short) => {
-                    self.make_room(size, &short, &attempt)?;
+                    self.make_room(size, &short, &mut attempt)?;
                     (attempt.refused, attempt.frozen) = (None, false);
                     continue;
                 }
             };
             let mut done = Done::default();
-            let error = match self.carry_out(&order, &mut done, attempt.started) {
-                Ok(()) => return Ok(self.commit(*order, done)),
+            let error = match self.carry_out(&order, &mut done, &attempt) {
+                Ok(()) => return Ok(self.commit(*order, done, attempt.offers)),
                 Err(error) => error,
             };
+            let missing = order.plan.created();
             self.undo(*order, done);
+            let error = match error {
+                // Tables of addresses take memory of the device, too.
+                Error::Driver(e) if e.is_out_of_memory() => {
+                    self.pool.shared().refusal(size, missing, e)
+                }
+                other => other,
+            };
             match error {
                 Error::OutOfMemory(_) if attempt.refused.is_none() => {
                     let held = self.state.lock().core.held();
                     attempt.refused = Some((error, held));
                 }
                 Error::OutOfMemory(_) => self.wait_or_give_up(error, true, attempt.started)?,
-                Error::TimedOut { .. } if !attempt.frozen => attempt.frozen = true,
+                Error::TimedOut { .. } | Error::Capturing { .. } if !attempt.frozen => {
+                    attempt.frozen = true
+                }
                 other => return Err(other),
             }
         }
@@ -106,10 +146,13 @@ impl Lane {
         let mut total = heap.as_ref().map(|heap| heap.held.lock());
         let others = total.as_ref().map_or(0, |t| t.saturating_sub(held));
         let own = self.config.limit.unwrap_or(u64::MAX).saturating_sub(others);
-        let may_move = &mut |_, _| !attempt.frozen;
+        let frozen = attempt.frozen || self.is_pinned();
+        let may_move = &mut |_, _| !frozen;
+        let offered: Vec<u64> = attempt.offers.iter().map(|offer| offer.len).collect();
+        let limit_here = limit.min(own);
         let plan = state
             .core
-            .plan(size, align, limit.min(own), &mut (), may_move);
+            .plan(size, align, limit_here, &mut (), may_move, &offered);
         let plan = match plan {
             Ok(plan) => plan,
             Err(why) => {
@@ -124,15 +167,23 @@ impl Lane {
         let sources = plan
             .fills
             .iter()
-            .map(|f| f.old.and_then(|(name, ..)| state.granules.phys(name)))
+            .map(|f| match (f.old, f.foreign) {
+                (Some((name, ..)), _) => {
+                    let phys = state.granules.phys(name);
+                    phys.map_or(Source::New, Source::Own)
+                }
+                (None, Some(offer)) => Source::Offer(offer),
+                (None, None) => Source::New,
+            })
             .collect();
         Outcome::Order(Box::new(Order { plan, sources }))
     }
 
-    fn carry_out(&self, order: &Order, done: &mut Done, started: Instant) -> Result<()> {
-        self.bound_aliases(order.sources.iter().flatten().count(), started)?;
+    fn carry_out(&self, order: &Order, done: &mut Done, attempt: &Attempt) -> Result<()> {
+        let started = attempt.started;
+        self.bound_aliases(order.moves(), started)?;
         self.release_first(order, done, started)?;
-        let fresh = order.plan.fills.iter().filter(|f| f.old.is_none());
+        let fresh = order.plan.fills.iter().filter(|f| f.is_new());
         let lens: Vec<u64> = fresh.map(|f| f.len).collect();
         if !lens.is_empty() {
             done.granules = self.pool.shared().take_exactly(&lens)?;
@@ -144,9 +195,9 @@ impl Lane {
             }
             done.granules = ordered;
         }
-        self.map_all(order, done)?;
+        self.map_all(order, done, &attempt.offers)?;
         self.open_all(done)?;
-        self.zero_dirty(done)
+        self.zero_dirty(done, started)
     }
 
     /// Unmaps and returns what did not fit, once this stream's work on it is done. The host waits:
@@ -172,7 +223,7 @@ impl Lane {
         Ok(())
     }
 
-    fn map_all(&self, order: &Order, done: &mut Done) -> Result<()> {
+    fn map_all(&self, order: &Order, done: &mut Done, offers: &[Offer]) -> Result<()> {
         let driver = self.pool.device().driver();
         let mut fresh = 0;
         for (fill, source) in order.plan.fills.iter().zip(&order.sources) {
@@ -181,17 +232,28 @@ impl Lane {
                 requested: fill.len,
                 max: u64::MAX - fill.addr,
             })?;
+            let missing = |what, booked: usize, counted: usize| Error::Inconsistent {
+                what,
+                booked: booked as u64 + 1,
+                counted: counted as u64,
+            };
             match source {
-                Some(phys) => {
+                Source::Own(phys) => {
                     driver.map(place, *phys)?;
                     done.mapped.push((place, None));
                 }
-                None => {
-                    let granule = done.granules.get(fresh).ok_or(Error::Inconsistent {
-                        what: "granules for a plan",
-                        booked: fresh as u64 + 1,
-                        counted: done.granules.len() as u64,
-                    })?;
+                Source::Offer(i) => {
+                    let offer = offers.get(*i);
+                    let offer = offer.ok_or_else(|| missing("offers", *i, offers.len()))?;
+                    done.waits.wait(self, offer)?;
+                    driver.map(place, offer.phys)?;
+                    done.mapped.push((place, None));
+                }
+                Source::New => {
+                    let there = done.granules.len();
+                    let granule = done.granules.get(fresh);
+                    let granule =
+                        granule.ok_or_else(|| missing("granules for a plan", fresh, there))?;
                     driver.map(place, granule.phys())?;
                     done.mapped.push((place, Some(fresh)));
                     fresh += 1;
@@ -221,25 +283,41 @@ impl Lane {
         Ok(())
     }
 
-    /// Zeroes granules that another owner had, on this stream, if the pool is to do that.
-    fn zero_dirty(&self, done: &mut Done) -> Result<()> {
+    /// Zeroes granules that another owner had, on this stream, if the pool is to do that. A captured
+    /// stream would do it at each replay, and not now: then it is done beside it, and waited for.
+    fn zero_dirty(&self, done: &mut Done, started: Instant) -> Result<()> {
         if !self.pool.config().zero_on_handover {
             return Ok(());
         }
-        for (place, fresh) in &done.mapped {
+        let is_dirty = |(_, fresh): &&(VaRange, Option<usize>)| {
             let granule = fresh.and_then(|i| done.granules.get(i));
-            if granule.is_some_and(Granule::is_dirty) {
-                done.zeroing = true;
-                let driver = self.pool.device().driver();
-                driver.fill(*place, 0, self.stream().id())?;
-            }
+            granule.is_some_and(Granule::is_dirty)
+        };
+        let dirty: Vec<VaRange> = done.mapped.iter().filter(is_dirty).map(|m| m.0).collect();
+        if dirty.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let captured = self.stream().is_capturing()?;
+        let stream = match captured {
+            true => self.pool.shared().service_stream()?,
+            false => self.stream().clone(),
+        };
+        done.zeroing = Some(stream.clone());
+        let driver = self.pool.device().driver();
+        for place in dirty {
+            driver.fill(place, 0, stream.id())?;
+        }
+        match captured {
+            // Nothing that the caller has yet to launch is in its way.
+            true => self.wait_up_to(&stream.fence()?, started, self.config.wait.max(ZEROING)),
+            false => Ok(()),
+        }
     }
 
     /// Books what has been done. Nothing can fail from here on.
-    fn commit(&self, order: Order, done: Done) -> Found {
-        let moved = order.sources.iter().flatten().count() as u64;
+    fn commit(&self, order: Order, done: Done, offers: Vec<Offer>) -> Found {
+        let moved = order.moves() as u64;
+        let (waits, taken) = (done.waits.count() as u64, order.takes(&done, offers, self));
         let created = done.granules.len() as u64;
         let eager = self.config.aliases == 0;
         // Behind all work on the old addresses: any use by other streams was waited for before the
@@ -255,19 +333,26 @@ impl Lane {
         let mut fresh = done.granules.into_iter();
         let mut stale = Vec::new();
         let granules = &mut state.granules;
-        let mut name = || match fresh.next() {
-            Some(mut granule) => {
+        let come = taken.iter().flatten().count() as u64;
+        let mut named = order.sources.iter().zip(taken);
+        let mut name = || {
+            let next = named.find(|(source, _)| !matches!(source, Source::Own(_)));
+            let granule = match next {
+                Some((Source::Offer(_), taken)) => taken,
+                _ => fresh.next(),
+            };
+            granule.map_or(u64::MAX, |mut granule| {
                 granule.set_mapped();
                 granules.insert(granule)
-            }
-            None => u64::MAX,
+            })
         };
         let found = state
             .core
             .commit(order.plan, &mut name, &mut (), &mut stale);
         state.in_hand -= 1;
         state.frees += 1;
-        state.counts.remaps += moved;
+        state.counts.remaps += moved + come;
+        state.counts.device_waits += waits;
         state.counts.creates += created;
         state.counts.held_peak = state.counts.held_peak.max(state.core.held());
         let fence = fence.as_ref();
@@ -289,19 +374,19 @@ impl Lane {
     fn undo(&self, order: Order, done: Done) {
         self.no_longer_held(order.plan.created());
         // Memory is not unmapped under a queued fill.
+        let zeroing = done.zeroing.is_some();
         let after = match done.zeroing {
-            false => After::Now,
-            true => self
-                .stream()
-                .fence()
-                .map_or(After::Unrecorded, After::Fence),
+            None => After::Now,
+            Some(stream) => match stream.fence() {
+                Ok(fence) => After::Fence(fence),
+                Err(_) => After::Unrecorded(stream),
+            },
         };
         let driver = self.pool.device().driver();
         let mut granules: Vec<Option<Granule>> = done.granules.into_iter().map(Some).collect();
         let mut stuck = Vec::new();
         for (range, fresh) in done.mapped.into_iter().rev() {
-            let gone =
-                !done.zeroing && (driver.unmap(range).is_ok() || driver.unmap(range).is_ok());
+            let gone = !zeroing && (driver.unmap(range).is_ok() || driver.unmap(range).is_ok());
             if !gone {
                 let mut granule = fresh.and_then(|i| granules.get_mut(i)?.take());
                 if let Some(granule) = &mut granule {
@@ -347,14 +432,18 @@ impl Lane {
     ///
     /// [`Error::TimedOut`] once an allocation has taken as long as it may.
     fn wait_for(&self, fence: &Fence, started: Instant) -> Result<()> {
+        self.wait_up_to(fence, started, self.config.wait)
+    }
+
+    fn wait_up_to(&self, fence: &Fence, started: Instant, limit: Duration) -> Result<()> {
         if fence.is_done()? {
             return Ok(());
         }
-        if self.config.wait.is_zero() {
+        if limit.is_zero() {
             return Err(Error::TimedOut { waited_us: 0 });
         }
         self.state.lock().counts.host_waits += 1;
-        while started.elapsed() < self.config.wait {
+        while started.elapsed() < limit {
             self.pause();
             if fence.is_done()? {
                 return Ok(());
@@ -366,7 +455,7 @@ impl Lane {
         })
     }
 
-    fn pause(&self) {
+    pub(super) fn pause(&self) {
         let driver = self.pool.device().driver().as_any();
         match driver.downcast_ref::<SimDriver>() {
             // Its clock does not move by itself.
@@ -385,110 +474,21 @@ impl Lane {
             *held = held.saturating_sub(bytes);
         }
     }
+}
 
-    /// Finds memory elsewhere for a plan that is short, in the order that hurts least; an error if
-    /// there is none.
-    fn make_room(&self, size: u64, short: &Short, attempt: &Attempt) -> Result<()> {
-        let lacking = short.why.lacking;
-        let error = match (&attempt.refused, lacking) {
-            (Some((error, _)), _) => error.clone(),
-            (None, 0) => Error::AddressSpaceExhausted {
-                requested: size,
-                reserved: self.range_len(),
-                bound: self.range_len(),
-            },
-            (None, _) => self.short_of(size, short),
-        };
-        let budget = self.pool.shared().budget();
-        if size > budget.min(self.config.limit.unwrap_or(u64::MAX)) {
-            return Err(error);
-        }
-        if lacking > 0 {
-            let want = lacking.max(PAGE_BYTES);
-            let got = match self.heap().filter(|_| short.own) {
-                Some(heap) => heap.give_back_idle(want, GRACE),
-                None => self.pool.shared().reclaim(want),
-            };
-            if got > 0 {
-                return Ok(());
+impl Order {
+    /// Takes the granules of other lanes, for the fills that they are behind.
+    fn takes(&self, done: &Done, offers: Vec<Offer>, lane: &Lane) -> Vec<Option<Granule>> {
+        let mut offers: Vec<Option<Offer>> = offers.into_iter().map(Some).collect();
+        let takes = self.sources.iter().map(|source| match source {
+            Source::Offer(i) => {
+                let offer = offers.get_mut(*i).and_then(Option::take)?;
+                let fence = done.waits.of(&offer)?;
+                offer.take(fence, lane)
             }
-        }
-        // Fences that were taken just now may be about to pass.
-        if self.retire_limbo(GRACE) > 0 || self.wait_on_device(lacking)? > 0 {
-            return Ok(());
-        }
-        self.wait_or_give_up(error, lacking == 0, attempt.started)
-    }
-
-    /// The error for a plan that is short within the budget or the heap's limit.
-    fn short_of(&self, size: u64, short: &Short) -> Error {
-        let mut error = self.pool.shared().shortage(size, short.why.lacking);
-        if let Error::OutOfMemory(shortage) = &mut error
-            && short.own
-        {
-            shortage.limit = Limit::Heap;
-        }
-        error
-    }
-
-    /// Orders this stream behind other streams whose freed memory is in limbo here, without a wait
-    /// of the host, until that much has become free; how many blocks.
-    fn wait_on_device(&self, lacking: u64) -> Result<usize> {
-        let waiting = self.take_limbo();
-        let mut freed = Vec::new();
-        let mut kept = Vec::new();
-        let mut outcome = Ok(());
-        let mut bytes = 0;
-        for one in fence_uses(waiting) {
-            if bytes >= lacking.max(1) {
-                kept.push(one);
-                continue;
-            }
-            let ordered = one.uses.iter().try_for_each(|used| match used {
-                Use::Fence(fence) => self.stream().wait(fence),
-                Use::Stream(stream) => self.stream().wait(&stream.fence()?),
-            });
-            match ordered {
-                Ok(()) => {
-                    bytes += one.len;
-                    freed.push(one);
-                }
-                Err(error) => {
-                    outcome = outcome.and(Err(error));
-                    kept.push(one);
-                }
-            }
-        }
-        let count = freed.len();
-        self.put_limbo(&freed, kept);
-        self.state.lock().counts.device_waits += count as u64;
-        match count {
-            0 => outcome.map(|()| 0),
-            count => Ok(count),
-        }
-    }
-
-    /// Pauses while there is something to wait for and time left; the error otherwise. Old mappings of
-    /// moved granules hold addresses, and memory of the device once a granule has left, but nothing of
-    /// the budget.
-    fn wait_or_give_up(&self, error: Error, aliases: bool, started: Instant) -> Result<()> {
-        use crate::pool::Holder;
-        let (pending, busy) = {
-            let state = self.state.lock();
-            let pending = state.limbo_bytes > 0 || aliases && !state.stale.is_empty();
-            (pending, state.in_hand > 0)
-        };
-        let shared = self.pool.shared();
-        // What is idle here could be used at once, so it is not waited for.
-        let pending = pending || shared.awaited() > self.awaited();
-        let busy = busy || shared.is_releasing();
-        let waited = started.elapsed();
-        if !(pending && waited < self.config.wait || busy && waited < BUSY.max(self.config.wait)) {
-            return Err(error);
-        }
-        self.state.lock().counts.host_waits += 1;
-        self.pause();
-        Ok(())
+            _ => None,
+        });
+        takes.collect()
     }
 }
 

@@ -16,6 +16,7 @@ mod config;
 mod core;
 mod front;
 mod lane;
+mod lend;
 mod magazine;
 mod miss;
 mod name;
@@ -23,6 +24,8 @@ mod quick;
 mod report;
 mod request;
 mod retire;
+mod room;
+mod scope;
 mod snapshot;
 mod state;
 mod stats;
@@ -35,6 +38,7 @@ use front::Front;
 use lane::Lane;
 pub use name::BlockName;
 use request::Request;
+pub use scope::CaptureScope;
 pub use snapshot::{
     BlockSnapshot, BlockState, GranuleSnapshot, HeapSnapshot, Span, StreamSnapshot,
 };
@@ -53,7 +57,9 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 /// A block is allocated on a stream and may be used by work queued on it at once. Freed memory is
 /// reused by later allocations on the same stream without any wait, since their work is queued
 /// behind. Uses by other streams are announced ([`Block::record_use`]); such memory is kept until
-/// their work is done, or until the stream has been made to wait for it on the device.
+/// their work is done, or until the stream has been made to wait for it on the device. Streams are told apart
+/// by their keys, which are never used again; the memory of a stream that somebody else is about to destroy
+/// is reclaimed after [`Stream::retire`].
 ///
 /// # Cost
 ///
@@ -61,6 +67,12 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 /// missing: granules that lie wholly in free runs are moved there by mapping them a second time,
 /// without waiting for their queued work, and their old mapping goes when its fence has passed; only
 /// what is still missing is created. Live blocks never move.
+///
+/// # Graphs
+///
+/// Memory that a graph uses must stay where it is for as long as the graph may run: a block that is kept as
+/// long does, and so does everything of a [`CaptureScope`], freed or not. No call of a heap, on any thread,
+/// spoils a capture that is under way.
 ///
 /// # End
 ///
@@ -150,13 +162,13 @@ impl Heap {
 
     /// A block of at least `size` bytes at a multiple of 256, for use on `stream` at once. No bytes
     /// cost nothing and have address 0. The contents are anything, unless the pool zeroes at
-    /// hand-over; then they are anything this heap's own stream wrote, or zero.
+    /// hand-over; then they are anything that was in this heap, or zero.
     ///
     /// # Errors
     ///
     /// [`Error::OutOfMemory`], [`Error::TooLarge`] or [`Error::AddressSpaceExhausted`] (no driver
     /// call was made for a size that no device has), [`Error::Foreign`] for a stream of another
-    /// device, or a driver error. The heap is as before.
+    /// device, [`Error::Stale`] for one that is gone, or a driver error. The heap is as before.
     pub fn alloc(&self, size: u64, stream: &Stream) -> Result<Block> {
         self.alloc_aligned(size, DEFAULT_ALIGN, stream)
     }
@@ -239,9 +251,11 @@ impl Heap {
 
     /// Gives granules without a live byte back to the pool, as far as their stream's work is done.
     /// Does not wait for work, but gives each stream a millisecond to say that it has none. The bytes
-    /// given back.
+    /// given back. Nothing of a [`CaptureScope`] is.
     pub fn trim(&self) -> u64 {
-        self.shared.give_back_idle(u64::MAX, TRIM_GRACE)
+        let bytes = self.shared.give_back_idle(u64::MAX, TRIM_GRACE);
+        self.shared.drop_bare_lanes();
+        bytes
     }
 
     /// Figures of this moment.
@@ -284,11 +298,11 @@ impl Shared {
     /// A kept block, without a reference to the lane that all threads would count in one place.
     fn kept(&self, size: u64, align: u64, stream: &Stream) -> Option<Block> {
         let rounded = self.config.rounding.round(size)?;
-        if size == 0 || !align.is_power_of_two() {
+        if size == 0 || !align.is_power_of_two() || stream.is_retired() {
             return None;
         }
         let lanes = self.lanes.read();
-        let lane = lanes.iter().find(|l| l.stream() == stream)?;
+        let lane = lanes.iter().find(|l| l.serves(stream))?;
         lane.take(size, rounded, align)
     }
 
@@ -326,6 +340,9 @@ impl Shared {
         if size == 0 {
             return Ok(0);
         }
+        if lane.stream().is_retired() {
+            lane.stream().check_alive()?;
+        }
         let max = lane.largest();
         if align > max {
             return Err(Error::TooLarge {
@@ -341,20 +358,12 @@ impl Shared {
     }
 
     fn lane(self: &Arc<Self>, stream: &Stream) -> Result<Arc<Front>> {
-        let find = |lanes: &[Arc<Front>]| lanes.iter().find(|l| l.stream() == stream).cloned();
+        let find = |lanes: &[Arc<Front>]| lanes.iter().find(|l| l.serves(stream)).cloned();
         if let Some(lane) = find(&self.lanes.read()) {
             return Ok(lane);
         }
-        if !stream.device().is_same(self.pool.device()) {
-            return Err(Error::Foreign {
-                what: "stream",
-                owner: "device",
-            });
-        }
-        self.drop_bare_lanes();
         // Reserved without the lock; a lane that somebody else was quicker with goes again.
-        let lane = Lane::new(self, &self.pool, &self.config, stream)?;
-        let fresh = Arc::new(Front::new(lane));
+        let fresh = self.new_lane(stream, false)?;
         let mut lanes = self.lanes.write();
         if let Some(lane) = find(&lanes) {
             drop(lanes);
@@ -364,10 +373,28 @@ impl Shared {
         Ok(fresh)
     }
 
+    fn new_lane(self: &Arc<Self>, stream: &Stream, is_scope: bool) -> Result<Arc<Front>> {
+        if !stream.device().is_same(self.pool.device()) {
+            return Err(Error::Foreign {
+                what: "stream",
+                owner: "device",
+            });
+        }
+        stream.check_alive()?;
+        self.drop_bare_lanes();
+        let lane = Lane::new(self, &self.pool, &self.config, stream, is_scope)?;
+        Ok(Arc::new(Front::new(lane)))
+    }
+
     /// Lets go of lanes whose stream and blocks are gone for everybody else. Programs that use a
     /// stream once would run out of addresses.
     fn drop_bare_lanes(&self) {
-        let is_orphan = |lane: &&Arc<Front>| lane.is_last() && lane.stream().is_last();
+        // Nobody comes back to a stream that is gone, or to a scope that has ended.
+        let is_orphan = |lane: &&Arc<Front>| {
+            let stream = lane.stream();
+            let is_over = lane.is_scope() && !lane.is_pinned();
+            lane.is_last() && (stream.is_last() || stream.is_retired() || is_over)
+        };
         if !self.lanes.read().iter().any(|lane| is_orphan(&lane)) {
             return;
         }
@@ -390,7 +417,7 @@ impl Shared {
                 .for_each(|lane: &Arc<Front>| lane.add_to(&mut past));
             bare
         };
-        // Without the lock: this waits for the streams' last work and calls the driver.
+        // Without the lock: this calls the driver.
         drop(bare);
     }
 

@@ -1,5 +1,7 @@
 //! What an out-of-memory error of a heap says besides the pool's figures.
 
+use std::sync::Arc;
+
 use super::lane::Lane;
 use super::request::Request;
 use super::{HeapStats, Shared};
@@ -11,13 +13,16 @@ impl Shared {
     fn shortage(&self, asking: &Lane) -> HeapShortage {
         let lanes = self.lanes.read().clone();
         let mut stats = HeapStats::default();
-        let (mut pinning, mut largest_free) = (0, 0);
+        let (mut pinning, mut largest_free, mut scoped) = (0, 0, 0);
         for lane in lanes {
             let mut state = lane.state.lock();
             state.flush();
             state.add_to(&mut stats);
             pinning += state.core.pinning();
-            if lane.stream() == asking.stream() {
+            if lane.is_pinned() {
+                scoped += state.core.held();
+            }
+            if std::ptr::eq(Arc::as_ptr(&**lane), asking) {
                 largest_free = state.core.largest_free();
             }
         }
@@ -32,6 +37,7 @@ impl Shared {
             // Blocks that other threads freed just now are no longer live.
             pinning: pinning.min(stats.live),
             limbo: stats.limbo,
+            scoped,
             aliases: stats.aliases,
             others: mapped.saturating_sub(stats.held),
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::lane::{After, Alias, Broken, Lane, Limbo, Use};
 use crate::driver::DriverKind;
 use crate::pool::Granule;
-use crate::stream::Fence;
+use crate::stream::{Fence, Stream};
 use crate::units::{Va, VaRange};
 
 /// How long a fence that was just recorded may take to pass on a stream without work.
@@ -95,8 +95,14 @@ impl Lane {
             && state.broken.is_empty()
     }
 
-    /// Unmaps old mappings whose fences have passed; how many.
+    /// Unmaps old mappings whose fences have passed, also of granules that came from other lanes; how many
+    /// of this lane's.
     pub(super) fn retire_aliases(&self) -> usize {
+        self.retire_lent();
+        self.retire_own_aliases()
+    }
+
+    pub(super) fn retire_own_aliases(&self) -> usize {
         let mut filed = 0;
         let mut refused = Vec::new();
         loop {
@@ -171,14 +177,14 @@ impl Lane {
     }
 
     fn may_unmap(&self, broken: &mut Broken) -> bool {
-        if matches!(broken.after, After::Unrecorded)
-            && let Ok(fence) = self.stream().fence()
+        if let After::Unrecorded(stream) = &broken.after
+            && let Ok(fence) = stream.fence()
         {
             broken.after = After::Fence(fence);
         }
         match &broken.after {
             After::Now => true,
-            After::Unrecorded => false,
+            After::Unrecorded(_) => false,
             After::Fence(fence) => is_done(fence),
         }
     }
@@ -201,13 +207,17 @@ impl Lane {
     /// `grace` is how long the device may take to say so.
     pub(super) fn give_back_idle(&self, want: u64, grace: Duration) -> u64 {
         self.retire();
-        let (idle, frees, known) = {
+        if self.is_pinned() {
+            return 0;
+        }
+        let (idle, frees, known, replays) = {
             let mut state = self.state.lock();
             state.flush();
             let frees = state.frees;
             // Nothing was freed since, so all that is free was free before that fence.
             let known = state.calm.take().filter(|(_, at)| *at == frees);
-            (state.core.trim(want, &mut |_, _| true), frees, known)
+            let idle = state.core.trim(want, &mut |_, _| true);
+            (idle, frees, known, state.replays.clone())
         };
         if idle.is_empty() {
             return 0;
@@ -217,7 +227,13 @@ impl Lane {
             Some((fence, _)) => Some(fence),
             None => self.stream().fence().ok(),
         };
-        let passed = fence.as_ref().is_some_and(|f| passes_within(f, grace));
+        let mut others = replays.iter().map(Stream::fence);
+        let passed = fence.as_ref().is_some_and(|f| passes_within(f, grace))
+            && others.all(|f| f.is_ok_and(|f| passes_within(&f, grace)));
+        if passed {
+            // An old mapping would keep the memory alive.
+            self.retire_aliases();
+        }
         let mut bytes = 0;
         for one in idle {
             let unmapped = passed && self.unmap(one.addr, one.len);
@@ -243,7 +259,7 @@ impl Lane {
 /// Takes the fences that are still to be taken, one for each stream. Lazily, here and not at the
 /// free: most memory is never asked for.
 pub(super) fn fence_uses(mut waiting: Vec<Limbo>) -> Vec<Limbo> {
-    let mut taken: Vec<(crate::Stream, Fence)> = Vec::new();
+    let mut taken: Vec<(Stream, Fence)> = Vec::new();
     for used in waiting.iter_mut().flat_map(|one| &mut one.uses) {
         let Use::Stream(stream) = used else { continue };
         let known = taken.iter().find(|(of, _)| of == stream);

@@ -35,6 +35,8 @@ pub struct HeapSnapshot {
 pub struct StreamSnapshot {
     /// The stream, by the key that is never used again.
     pub stream: StreamKey,
+    /// Whether this is the memory of a [`CaptureScope`](super::CaptureScope) for the stream.
+    pub is_scope: bool,
     /// The addresses reserved for it.
     pub range: Span,
     /// Figures of this stream alone.
@@ -152,6 +154,7 @@ impl Lane {
         let claimed = stats.free - free.iter().map(|span| span.len).sum::<u64>();
         StreamSnapshot {
             stream: self.stream().key(),
+            is_scope: self.is_scope(),
             range: Span {
                 addr: Va::new(self.base()),
                 len: self.range_len(),

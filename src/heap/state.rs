@@ -1,10 +1,11 @@
 //! What a lane's lock guards.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::block::no_block;
 use super::core::{self, Stale, UNIT};
+use super::lane::Lane;
 use super::magazine::{Magazine, Slot, class_of};
 use super::name::Named;
 use super::quick::{Kept, Quick};
@@ -31,12 +32,16 @@ pub(super) struct State {
     pub(super) base: u64,
     /// Uses of live blocks by other streams, by address.
     pub(super) uses: HashMap<u64, Vec<Use>>,
+    /// Other streams that replay graphs over this memory.
+    pub(super) replays: Vec<Stream>,
     /// Names of live blocks and of blocks in limbo, by address.
     pub(super) names: HashMap<u64, Named>,
     pub(super) limbo: Vec<Limbo>,
     pub(super) limbo_bytes: u64,
     /// Old addresses of moved granules, oldest first.
     pub(super) stale: VecDeque<Alias>,
+    /// Lanes that may have old mappings of granules which are here now.
+    pub(super) lenders: Vec<Weak<Lane>>,
     /// Places with mappings that could not be undone.
     pub(super) broken: Vec<Broken>,
     /// Times that some thread has something of this lane in hand which the lists above do not show:
@@ -302,8 +307,8 @@ pub(super) struct Stuck {
 pub(super) enum After {
     /// Nothing uses it.
     Now,
-    /// When work queued so far is done; the fence could not be recorded yet.
-    Unrecorded,
+    /// When work queued on the stream so far is done; the fence could not be recorded yet.
+    Unrecorded(Stream),
     /// When the fence has passed.
     Fence(Fence),
 }

@@ -27,6 +27,8 @@ pub struct HeapStats {
     pub largest_free: u64,
     /// Held in granules without a live byte.
     pub idle: u64,
+    /// Held by capture scopes: nothing of it moves or leaves.
+    pub scoped: u64,
     /// Freed and waiting for other streams.
     pub limbo: u64,
     /// Old mappings that wait for a fence.
@@ -43,7 +45,7 @@ pub struct HeapStats {
     pub creates: u64,
     /// Waits of the host.
     pub host_waits: u64,
-    /// Freed blocks that a stream was made to wait for on the device.
+    /// Freed blocks and streams that a stream was made to wait for on the device, to get memory.
     pub device_waits: u64,
     /// Allocations that failed.
     pub failures: u64,
@@ -80,6 +82,7 @@ impl HeapStats {
             && self.live <= self.live_peak
             && self.held <= self.held_peak
             && self.limbo <= self.live
+            && self.scoped <= self.held
             && self.idle <= self.free
             && self.largest_free <= self.free
             && (self.blocks == 0) == (self.live == 0)

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::choose::{Choice, Idle, Need, Room, choose, choose_exactly};
 use super::config::Checked;
 use super::granule::Raw;
+use crate::driver::DriverError;
 use crate::{Error, Limit, OutOfMemory};
 
 /// Figures of a pool at one moment. Sizes in bytes.
@@ -315,9 +316,19 @@ impl Books {
             mapped: self.stats.mapped,
             idle: self.stats.idle,
             pending: self.stats.pending,
+            driver: None,
             name: None,
             heap: None,
         }))
+    }
+
+    /// The same for a driver call that said the device has no more.
+    pub(super) fn refusal(&self, requested: u64, missing: u64, error: DriverError) -> Error {
+        let mut shortage = self.shortage(requested, missing, Limit::Device);
+        if let Error::OutOfMemory(shortage) = &mut shortage {
+            shortage.driver = Some(error);
+        }
+        shortage
     }
 
     /// Recounts idle granules and checks the identities against what holders say they have.

@@ -160,6 +160,11 @@ impl Shared {
         books.shortage(requested, missing, Limit::Budget)
     }
 
+    /// The error for a driver call that said the device has no more.
+    pub(crate) fn refusal(&self, requested: u64, missing: u64, error: DriverError) -> Error {
+        self.books.lock().refusal(requested, missing, error)
+    }
+
     /// Bytes that holders would give back once queued work is done.
     pub(crate) fn awaited(&self) -> u64 {
         let heaps: u64 = self.live_holders().iter().map(|h| h.awaited()).sum();
@@ -270,7 +275,7 @@ impl Shared {
                 self.release_all(victims)?;
             } else if !self.recover(len, quest) {
                 let books = self.books.lock();
-                return Err(books.shortage(quest.requested, len, Limit::Device));
+                return Err(books.refusal(quest.requested, len, error));
             }
         }
     }

@@ -37,6 +37,7 @@ macro_rules! ensure {
 }
 
 mod addresses;
+mod captures;
 mod data;
 mod destructive;
 mod events;
@@ -142,6 +143,14 @@ pub const CHECKS: &[Check] = checks! {
         a_wait_orders_two_streams,
         a_wait_is_for_the_record_before_it,
         a_wait_outlives_its_event,
+    },
+    captures::{
+        captured_work_runs_when_the_graph_does,
+        memory_calls_and_other_streams_leave_a_capture_whole,
+        waits_of_the_host_for_a_captured_stream_are_refused,
+        a_captured_stream_cannot_wait_for_others,
+        a_record_on_a_captured_stream_never_passes,
+        the_default_stream_and_a_captured_one_are_not_captured,
     },
     data::{
         reading_is_refused_without_data,

@@ -226,7 +226,7 @@ impl CudaDriver {
     ///
     /// libcuda's; the default stream cannot be captured.
     pub fn begin_capture(&self, stream: StreamId) -> DriverResult<()> {
-        let call = Call::Launch;
+        let call = Call::BeginCapture;
         let bound = self.enter_stream(call, stream)?;
         let begin = optional(call, bound.table.cuStreamBeginCapture_v2)?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -241,7 +241,7 @@ impl CudaDriver {
     ///
     /// libcuda's, such as code 901 when something spoiled the capture; it is over then too.
     pub fn end_capture(&self, stream: StreamId) -> DriverResult<GraphExec> {
-        let call = Call::Launch;
+        let call = Call::EndCapture;
         let bound = self.enter_stream(call, stream)?;
         let end = optional(call, bound.table.cuStreamEndCapture)?;
         let instantiate = optional(call, bound.table.cuGraphInstantiateWithFlags)?;

@@ -258,6 +258,7 @@ pub(super) fn hold(core: &Arc<Core>, stream: StreamId) -> DriverResult<Hold> {
     let call = Call::Hold;
     let bound = core.enter(call)?;
     core.known(call, core.known.stream(stream))?;
+    core.refuse_capture(&bound, call, stream)?;
     let kernels = core.kernels(&bound, call)?;
     let (slot, ticket) = {
         let mut slots = kernels.free.lock();

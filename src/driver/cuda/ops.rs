@@ -11,7 +11,7 @@ use super::context::{Core, done, event_handle, id, length, stream_handle};
 use super::kernels;
 use crate::driver::{
     Access, Call, DeviceInfo, Driver, DriverCode, DriverError, DriverKind, DriverResult, EventId,
-    GranuleProps, Hold, Kernel, MemoryInfo, PhysId, StreamId, StreamKey,
+    GranuleProps, Graph, Hold, Kernel, MemoryInfo, PhysId, StreamId, StreamKey,
 };
 use crate::units::{Va, VaRange};
 
@@ -417,6 +417,30 @@ impl Driver for CudaDriver {
 
     fn hold(&self, stream: StreamId) -> DriverResult<Hold> {
         kernels::hold(&self.core, stream)
+    }
+
+    fn begin_capture(&self, stream: StreamId) -> DriverResult<()> {
+        Self::begin_capture(self, stream)
+    }
+
+    fn end_capture(&self, stream: StreamId) -> DriverResult<Graph> {
+        let graph = Self::end_capture(self, stream)?;
+        Ok(Graph::new(move |stream| graph.launch(stream)))
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> DriverResult<bool> {
+        let call = Call::IsCapturing;
+        let bound = self.enter_stream(call, stream)?;
+        match self.core.refuse_capture(&bound, call, stream) {
+            Ok(()) => Ok(false),
+            // The second: a captured stream that the default stream would have to wait for.
+            Err(error) => match error.code {
+                DriverCode::STREAM_CAPTURE_UNSUPPORTED | DriverCode::STREAM_CAPTURE_IMPLICIT => {
+                    Ok(true)
+                }
+                _ => Err(error.about(stream.0, 0)),
+            },
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -36,9 +36,11 @@ use self::memory::Space;
 use self::stream::Shared;
 use self::table::Table;
 use self::work::Work;
+use super::capture::Step;
 use super::{
     Access, Call, Capabilities, DeviceInfo, Driver, DriverCode, DriverError, DriverKind,
-    DriverResult, EventId, GranuleProps, Hold, Kernel, MemoryInfo, PhysId, StreamId, StreamKey,
+    DriverResult, EventId, GranuleProps, Graph, Hold, Kernel, MemoryInfo, PhysId, StreamId,
+    StreamKey,
 };
 use crate::units::{GIB, KIB, MIB, TIB, Va, VaRange, round_down};
 use crate::{Error, Result};
@@ -433,6 +435,43 @@ impl Driver for HostDriver {
     fn hold(&self, stream: StreamId) -> DriverResult<Hold> {
         self.reach(|shared| shared.hold(stream))
             .named(Call::Hold, stream.0, 0)
+    }
+
+    fn begin_capture(&self, stream: StreamId) -> DriverResult<()> {
+        self.reach(|shared| shared.captures.begin(stream, shared.stream_key(stream)?))
+            .named(Call::BeginCapture, stream.0, 0)
+    }
+
+    fn end_capture(&self, stream: StreamId) -> DriverResult<Graph> {
+        let steps = self
+            .reach(|shared| shared.captures.end(shared.stream_key(stream)?))
+            .named(Call::EndCapture, stream.0, 0)?;
+        let shared = Arc::downgrade(&self.shared);
+        Ok(Graph::new(move |stream| {
+            let launch = || {
+                let shared = shared.upgrade().ok_or(DriverCode::DEINITIALIZED)?;
+                if shared.space.is_forked() {
+                    return Err(DriverCode::NOT_INITIALIZED);
+                }
+                if shared.is_lost() {
+                    return Err(DriverCode::ILLEGAL_ADDRESS);
+                }
+                steps.iter().try_for_each(|step| {
+                    let work = match *step {
+                        Step::Fill { range, byte } => Work::Fill { range, byte },
+                        Step::Copy { dst, src } => Work::Copy { dst, src },
+                        Step::Launch(kernel) => Work::Kernel(kernel),
+                    };
+                    shared.submit(stream, work)
+                })
+            };
+            launch().named(Call::Launch, stream.0, 0)
+        }))
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> DriverResult<bool> {
+        self.reach(|shared| Ok(shared.captures.is_capturing(shared.stream_key(stream)?)))
+            .named(Call::IsCapturing, stream.0, 0)
     }
 
     fn as_any(&self) -> &dyn Any {

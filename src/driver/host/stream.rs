@@ -17,6 +17,7 @@ use std::thread::{Builder, JoinHandle};
 use super::memory::Space;
 use super::table::Fault;
 use super::work::Work;
+use crate::driver::capture::{Captures, Step};
 use crate::driver::{DriverCode, EventId, Hold, StreamId, StreamKey};
 use crate::sync::{Condvar, Mutex};
 
@@ -95,6 +96,7 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) space: Space,
+    pub(super) captures: Captures,
     state: Mutex<State>,
     lost: AtomicBool,
 }
@@ -104,6 +106,7 @@ impl Shared {
         let key = next_key();
         Self {
             space,
+            captures: Captures::default(),
             state: Mutex::new(State {
                 slots: vec![Some(key)],
                 queues: BTreeMap::from([(key, Queue::default())]),
@@ -168,6 +171,7 @@ impl Shared {
             *slot = None;
         }
         close(&mut state, key);
+        self.captures.forget_stream(key);
         Ok(())
     }
 
@@ -184,6 +188,7 @@ impl Shared {
     }
 
     pub(super) fn destroy_event(&self, event: EventId) -> Outcome<()> {
+        self.captures.forget_event(event);
         let removed = self.state.lock().events.remove(&event);
         removed.map(drop).ok_or(DriverCode::INVALID_HANDLE)
     }
@@ -193,12 +198,16 @@ impl Shared {
         if !state.events.contains_key(&event) {
             return Err(DriverCode::INVALID_HANDLE);
         }
+        if self.captures.takes_record(event, state.key(stream)?) {
+            return Ok(());
+        }
         let fence = self.mark(&mut state, stream)?;
         state.events.insert(event, fence);
         Ok(())
     }
 
     pub(super) fn query_event(&self, event: EventId) -> Outcome<bool> {
+        self.captures.refuse_event(event)?;
         let passed = match self.state.lock().events.get(&event) {
             Some(fence) => fence.as_ref().is_none_or(|fence| fence.passed()),
             None => return Err(DriverCode::INVALID_HANDLE),
@@ -211,6 +220,7 @@ impl Shared {
     }
 
     pub(super) fn sync_event(&self, event: EventId) -> Outcome<()> {
+        self.captures.refuse_event(event)?;
         let fence = match self.state.lock().events.get(&event) {
             Some(fence) => fence.clone(),
             None => return Err(DriverCode::INVALID_HANDLE),
@@ -224,6 +234,9 @@ impl Shared {
             Some(fence) => fence.clone(),
             None => return Err(DriverCode::INVALID_HANDLE),
         };
+        if self.captures.takes_wait(state.key(stream)?, event)? {
+            return Ok(());
+        }
         match fence {
             Some(fence) if !fence.passed() => self.push(&mut state, stream, Item::Wait(fence)),
             _ => state.key(stream).map(drop),
@@ -231,12 +244,22 @@ impl Shared {
     }
 
     pub(super) fn sync_stream(self: &Arc<Self>, stream: StreamId) -> Outcome<()> {
+        self.captures.refuse_wait(self.stream_key(stream)?)?;
         let fence = self.mark(&mut self.state.lock(), stream)?;
         self.wait(fence.as_deref())
     }
 
     pub(super) fn submit(self: &Arc<Self>, stream: StreamId, work: Work) -> Outcome<()> {
-        self.push(&mut self.state.lock(), stream, Item::Work(work))
+        let mut state = self.state.lock();
+        let step = match work {
+            Work::Fill { range, byte } => Step::Fill { range, byte },
+            Work::Copy { dst, src } => Step::Copy { dst, src },
+            Work::Kernel(kernel) => Step::Launch(kernel),
+        };
+        if self.captures.takes(state.key(stream)?, step) {
+            return Ok(());
+        }
+        self.push(&mut state, stream, Item::Work(work))
     }
 
     pub(super) fn hold(self: &Arc<Self>, stream: StreamId) -> Outcome<Hold> {
@@ -245,6 +268,7 @@ impl Shared {
         if self.is_lost() {
             return Err(DriverCode::ILLEGAL_ADDRESS);
         }
+        self.captures.refuse_wait(state.key(stream)?)?;
         let fence = Arc::new(Fence::default());
         self.push(&mut state, stream, Item::Wait(Arc::clone(&fence)))?;
         let id = state.next_hold;
@@ -272,6 +296,7 @@ impl Shared {
     ) -> Outcome<()> {
         let (turn, end) = (Arc::new(Fence::default()), Arc::new(Fence::default()));
         let mut state = self.state.lock();
+        self.captures.refuse_wait(state.key(stream)?)?;
         self.push(&mut state, stream, Item::Set(Arc::clone(&turn)))?;
         self.push(&mut state, stream, Item::Wait(Arc::clone(&end)))?;
         drop(state);

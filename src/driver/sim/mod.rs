@@ -46,9 +46,11 @@ use std::sync::Arc;
 pub use cost::{CostTable, Curve, Nanos, Rate};
 pub use races::{AccessKind, Race, RaceSide};
 
+use crate::driver::capture::{Captures, Step};
 use crate::driver::{
     Access, Call, Capabilities, DeviceInfo, Driver, DriverCode, DriverError, DriverKind,
-    DriverResult, EventId, GranuleProps, Hold, Kernel, MemoryInfo, PhysId, StreamId, StreamKey,
+    DriverResult, EventId, GranuleProps, Graph, Hold, Kernel, MemoryInfo, PhysId, StreamId,
+    StreamKey,
 };
 use crate::sync::{Condvar, Mutex};
 use crate::units::{GIB, MIB, TIB, Va, VaRange};
@@ -131,6 +133,7 @@ pub struct SimDriver {
 
 #[derive(Debug)]
 struct Shared {
+    captures: Captures,
     state: Mutex<State>,
     /// A hold ended or the device was lost.
     changed: Condvar,
@@ -231,6 +234,7 @@ impl SimDriver {
             lost: false,
         };
         let shared = Arc::new(Shared {
+            captures: Captures::default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
@@ -318,6 +322,25 @@ impl SimDriver {
         self.call(call, about, |state| {
             state.alive()?;
             run(state)
+        })
+    }
+
+    /// Queues work, or leaves it to the capture of its stream.
+    fn work(&self, call: Call, step: Step, stream: StreamId) -> DriverResult<()> {
+        let about = match &step {
+            Step::Fill { range, .. } => about(*range),
+            Step::Copy { src, .. } => about(*src),
+            Step::Launch(kernel) => queue::about_kernel(kernel),
+        };
+        self.device(call, about, |s| {
+            if self.shared.captures.takes(s.time.key(stream)?, step) {
+                return Ok(());
+            }
+            match step {
+                Step::Fill { range, .. } => s.fill(range, stream),
+                Step::Copy { dst, src } => s.copy(dst, src, stream),
+                Step::Launch(kernel) => s.launch(kernel, stream),
+            }
         })
     }
 }
@@ -417,6 +440,7 @@ impl Driver for SimDriver {
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
         self.call(Call::DestroyStream, (stream.0, 0), |s| {
             let key = s.time.destroy(stream)?;
+            self.shared.captures.forget_stream(key);
             if let Some(races) = &mut s.races {
                 races.forget_stream(key);
             }
@@ -447,6 +471,7 @@ impl Driver for SimDriver {
         self.call(Call::DestroyEvent, (event.0, 0), |s| {
             s.event(event)?;
             s.events.remove(&event);
+            self.shared.captures.forget_event(event);
             if let Some(races) = &mut s.races {
                 races.forget_event(event);
             }
@@ -456,11 +481,21 @@ impl Driver for SimDriver {
     }
 
     fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {
-        self.device(Call::RecordEvent, (event.0, 0), |s| s.record(event, stream))
+        self.device(Call::RecordEvent, (event.0, 0), |s| {
+            s.event(event)?;
+            let key = s.time.key(stream)?;
+            match self.shared.captures.takes_record(event, key) {
+                true => Ok(()),
+                false => s.record(event, stream),
+            }
+        })
     }
 
     fn query_event(&self, event: EventId) -> DriverResult<bool> {
-        self.device(Call::QueryEvent, (event.0, 0), |s| s.query(event))
+        self.device(Call::QueryEvent, (event.0, 0), |s| {
+            self.shared.captures.refuse_event(event)?;
+            s.query(event)
+        })
     }
 
     fn sync_event(&self, event: EventId) -> DriverResult<()> {
@@ -468,15 +503,22 @@ impl Driver for SimDriver {
     }
 
     fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
-        self.device(Call::WaitEvent, (event.0, 0), |s| s.wait(stream, event))
+        self.device(Call::WaitEvent, (event.0, 0), |s| {
+            s.event(event)?;
+            let key = s.time.key(stream)?;
+            match self.shared.captures.takes_wait(key, event)? {
+                true => Ok(()),
+                false => s.wait(stream, event),
+            }
+        })
     }
 
-    fn fill(&self, range: VaRange, _byte: u8, stream: StreamId) -> DriverResult<()> {
-        self.device(Call::Fill, about(range), |s| s.fill(range, stream))
+    fn fill(&self, range: VaRange, byte: u8, stream: StreamId) -> DriverResult<()> {
+        self.work(Call::Fill, Step::Fill { range, byte }, stream)
     }
 
     fn copy(&self, dst: Va, src: VaRange, stream: StreamId) -> DriverResult<()> {
-        self.device(Call::Copy, about(src), |s| s.copy(dst, src, stream))
+        self.work(Call::Copy, Step::Copy { dst, src }, stream)
     }
 
     fn copy_from_host(&self, dst: Va, src: &[u8], stream: StreamId) -> DriverResult<()> {
@@ -490,15 +532,43 @@ impl Driver for SimDriver {
     }
 
     fn launch(&self, kernel: Kernel, stream: StreamId) -> DriverResult<()> {
-        self.device(Call::Launch, queue::about_kernel(&kernel), |s| {
-            s.launch(kernel, stream)
-        })
+        self.work(Call::Launch, Step::Launch(kernel), stream)
     }
 
     fn hold(&self, stream: StreamId) -> DriverResult<Hold> {
-        let moment = self.device(Call::Hold, (stream.0, 0), |s| s.hold(stream))?;
+        let moment = self.device(Call::Hold, (stream.0, 0), |s| {
+            self.shared.captures.refuse_wait(s.time.key(stream)?)?;
+            s.hold(stream)
+        })?;
         let shared = Arc::clone(&self.shared);
         Ok(Hold::new(move || shared.end_hold(&moment)))
+    }
+
+    fn begin_capture(&self, stream: StreamId) -> DriverResult<()> {
+        self.device(Call::BeginCapture, (stream.0, 0), |s| {
+            let key = s.time.key(stream)?;
+            self.shared.captures.begin(stream, key)
+        })
+    }
+
+    fn end_capture(&self, stream: StreamId) -> DriverResult<Graph> {
+        let steps = self.device(Call::EndCapture, (stream.0, 0), |s| {
+            self.shared.captures.end(s.time.key(stream)?)
+        })?;
+        let sim = Self {
+            info: self.info.clone(),
+            shared: Arc::clone(&self.shared),
+        };
+        Ok(Graph::new(move |stream| {
+            let mut steps = steps.iter();
+            steps.try_for_each(|step| sim.work(Call::Launch, *step, stream))
+        }))
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> DriverResult<bool> {
+        self.device(Call::IsCapturing, (stream.0, 0), |s| {
+            Ok(self.shared.captures.is_capturing(s.time.key(stream)?))
+        })
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -215,6 +215,7 @@ impl SimDriver {
             let mut state = self.shared.state.lock();
             state.alive()?;
             let key = state.time.key(stream)?;
+            self.shared.captures.refuse_wait(key)?;
             let now = state.now;
             let point = state.time.record(key, now);
             let seen = state.races.as_mut().map(|races| races.now(key));
@@ -228,6 +229,7 @@ impl SimDriver {
             let state = self.shared.state.lock();
             state.alive()?;
             let point = state.event(event)?.clone();
+            self.shared.captures.refuse_event(event)?;
             let seen = state.races.as_ref().map(|races| races.event(event));
             self.reach(state, point, seen)
         };
@@ -244,6 +246,7 @@ impl SimDriver {
             let mut state = self.shared.state.lock();
             state.alive()?;
             let key = state.time.key(stream)?;
+            self.shared.captures.refuse_wait(key)?;
             let range = range_at(dst, len)?;
             // Earlier work of the stream is over when the call returns; the bytes need not have
             // arrived for other streams.

@@ -99,10 +99,14 @@ impl World {
             b
         } else {
             let before = self.lane.stats();
-            let Ok(plan) = self
-                .lane
-                .plan(size, align, self.limit, &mut (), &mut |id, _| id % 7 != 3)
-            else {
+            let Ok(plan) = self.lane.plan(
+                size,
+                align,
+                self.limit,
+                &mut (),
+                &mut |id, _| id % 7 != 3,
+                &[],
+            ) else {
                 assert_eq!(self.lane.stats(), before);
                 return;
             };

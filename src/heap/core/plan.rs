@@ -15,11 +15,21 @@ pub struct Fill {
     pub addr: u64,
     /// Its bytes.
     pub len: u64,
-    /// The name and old address of the granule to move there, and who else may still use it; `None`: a new one.
+    /// The name and old address of the granule to move there, and who else may still use it; `None`: another
+    /// lane's, or a new one.
     pub old: Option<(u64, u64, u32)>,
+    /// Which of the offered granules of other lanes is to come there.
+    pub foreign: Option<usize>,
     at: u32,
     slot: u32,
     stale: u32,
+}
+
+impl Fill {
+    /// Whether it takes a granule that is to be created.
+    pub fn is_new(&self) -> bool {
+        self.old.is_none() && self.foreign.is_none()
+    }
 }
 
 /// A granule to unmap and return to the device first, since the sizes on hand did not fit.
@@ -48,8 +58,8 @@ pub struct Stale {
     pub addr: u64,
     /// Its bytes.
     pub len: u64,
-    line: u8,
-    node: u32,
+    pub(super) line: u8,
+    pub(super) node: u32,
 }
 
 /// Why no plan was found.
@@ -85,7 +95,7 @@ pub struct Plan {
 impl Plan {
     /// Bytes to create.
     pub fn created(&self) -> u64 {
-        let new = self.fills.iter().filter(|f| f.old.is_none());
+        let new = self.fills.iter().filter(|f| f.is_new());
         new.map(|f| f.len).sum()
     }
 }
@@ -101,10 +111,21 @@ struct Hole {
     after: u32,
 }
 
+/// Granules of other lanes as spares, by their index.
+fn offered_spares(offered: &[u64]) -> Vec<Spare> {
+    let spare = |(slot, bytes): (u32, &u64)| Spare {
+        slot,
+        run: NONE,
+        at: 0,
+        len: (bytes / PAGE_BYTES) as u32,
+    };
+    (0..).zip(offered).map(spare).collect()
+}
+
 impl Lane {
     /// Plans how to make room for a block that `alloc` found no run for. The lane may hold `limit` bytes
     /// afterwards. `may_move` says of a granule by name, with the mark of the run it lies in, whether it may be
-    /// taken away.
+    /// taken away. `offered` are the bytes of granules of other lanes that may come here, above the limit.
     ///
     /// # Errors
     /// [`OutOfMemory`] if the limit would be passed even with every free granule moved or released, or if no range
@@ -116,6 +137,7 @@ impl Lane {
         limit: u64,
         uses: &mut impl Uses,
         may_move: &mut dyn FnMut(u64, u32) -> bool,
+        offered: &[u64],
     ) -> Result<Plan, OutOfMemory> {
         let held = self.granules.pages();
         let hard = (limit / PAGE_BYTES)
@@ -130,9 +152,11 @@ impl Lane {
             limit,
         };
         let (line, len, align) = self.shape(size, align).ok_or(fail(0))?;
+        let more: u64 = offered.iter().map(|bytes| bytes / PAGE_BYTES).sum();
+        let have = free.saturating_add(u32::try_from(more).unwrap_or(u32::MAX));
         let mut best: Option<((bool, u32, u32, u32), Site)> = None;
         self.each_site(line, len, align, |s| {
-            let new = s.missing.saturating_sub(free - s.inside);
+            let new = s.missing.saturating_sub(have - s.inside);
             // the fewest pages to map, unless only another place keeps within the limit
             let key = (
                 new > hard,
@@ -145,8 +169,13 @@ impl Lane {
             }
         });
         let (_, site) = best.ok_or(fail(0))?;
-        self.claim(line, len, site, hard, uses, may_move)
-            .map_err(fail)
+        let mut spares = offered_spares(offered);
+        self.claim(line, len, site, hard, uses, &mut |lane: &Self| {
+            spares.extend(lane.spares(may_move));
+            spares.sort_unstable_by_key(|s| (s.len, s.at));
+            std::mem::take(&mut spares)
+        })
+        .map_err(fail)
     }
 
     /// Bounds of new granules for a request.
@@ -230,7 +259,7 @@ impl Lane {
         site: Site,
         hard: u32,
         uses: &mut impl Uses,
-        may_move: &mut dyn FnMut(u64, u32) -> bool,
+        spares: &mut dyn FnMut(&Self) -> Vec<Spare>,
     ) -> Result<Plan, u32> {
         let mut plan = Plan {
             line,
@@ -242,16 +271,17 @@ impl Lane {
         };
         // the window first: its free parts are no sources once held
         let holes = self.claim_window(&mut plan, site);
-        let mut spares = self.spares(may_move);
+        let mut spares = spares(self);
         let mut rules = self.rules(line, len, hard);
         let mut held = Vec::new();
         for hole in holes {
             self.claim_hole(&mut plan, &hole, &mut spares, &mut rules, &mut held);
         }
         // what the limit does not allow is made room for by releasing spares whose size did not fit
-        let all: u64 = plan.fills.iter().map(|f| f.len / PAGE_BYTES).sum();
-        let old: u32 = held.iter().map(|(_, s)| s.len).sum();
-        let mut over = (all as u32 - old).saturating_sub(hard);
+        let new = plan.created() / PAGE_BYTES;
+        let moved: u64 = held.iter().map(|(_, s)| u64::from(s.len)).sum();
+        let mut over = ((new - moved) as u32).saturating_sub(hard);
+        spares.retain(|s| !s.is_foreign());
         let mut out = Vec::new();
         while over > 0 && !spares.is_empty() {
             let pick = spares
@@ -336,13 +366,17 @@ impl Lane {
             self.lines[plan.line as usize].claim_gap(hole.gap, first * PAGE, total * PAGE);
         let mut at = first;
         for part in parts {
-            if let Part::Old(s) = part {
-                held.push((plan.fills.len(), s));
+            let mut foreign = None;
+            match part {
+                Part::Old(s) if s.is_foreign() => foreign = Some(s.slot as usize),
+                Part::Old(s) => held.push((plan.fills.len(), s)),
+                Part::New(_) => {}
             }
             plan.fills.push(Fill {
                 addr: self.addr(plan.line, at * PAGE),
                 len: u64::from(part.len()) * PAGE_BYTES,
                 old: None,
+                foreign,
                 at,
                 slot: NONE,
                 stale: NONE,

@@ -1,16 +1,25 @@
 //! How to fill a hole of so many pages: with granules on hand, longest first, then with new ones.
 
+use super::NONE;
+
 /// A wholly free granule that may be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spare {
-    /// Its slot.
+    /// Its slot; of another lane's granule its index among those offered.
     pub slot: u32,
-    /// The free run that it lies in.
+    /// The free run that it lies in; `NONE` for another lane's.
     pub run: u32,
     /// Its first page.
     pub at: u32,
     /// Its pages.
     pub len: u32,
+}
+
+impl Spare {
+    /// Whether it is of another lane.
+    pub fn is_foreign(&self) -> bool {
+        self.run == NONE
+    }
 }
 
 /// What fills a part of a hole.

@@ -1,6 +1,7 @@
 //! Returning wholly free granules.
 
 use super::lane::{Lane, Uses};
+use super::plan::Stale;
 use super::{PAGE, PAGE_BYTES};
 
 /// A wholly free granule held for return. Settle it by `Lane::dropped` or `Lane::kept`.
@@ -54,6 +55,18 @@ impl Lane {
     pub fn dropped(&mut self, idle: Idle) {
         self.granules.remove(idle.slot);
         self.lines[idle.line as usize].give_gap(idle.node);
+    }
+
+    /// An idle granule goes to another lane. Its place is held until `unmapped` is told that the mapping is gone.
+    pub fn lent(&mut self, idle: Idle) -> Stale {
+        self.granules.remove(idle.slot);
+        Stale {
+            id: idle.id,
+            addr: idle.addr,
+            len: idle.len,
+            line: idle.line,
+            node: idle.node,
+        }
     }
 
     /// An idle granule stays.

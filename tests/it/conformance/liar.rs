@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use granule::driver::conformance::CHECKS;
 use granule::driver::{
-    Access, DeviceInfo, Driver, DriverCode, DriverKind, DriverResult, EventId, GranuleProps, Hold,
-    Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
+    Access, DeviceInfo, Driver, DriverCode, DriverKind, DriverResult, EventId, GranuleProps, Graph,
+    Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
 };
 use granule::units::{Va, VaRange};
 
@@ -91,6 +91,9 @@ impl Driver for Liar {
         create_event() -> EventId;
         destroy_event(event: EventId) -> ();
         sync_event(event: EventId) -> ();
+        begin_capture(stream: StreamId) -> ();
+        end_capture(stream: StreamId) -> Graph;
+        is_capturing(stream: StreamId) -> bool;
         copy_from_host(dst: Va, src: &[u8], stream: StreamId) -> ();
         copy_to_host(dst: &mut [u8], src: VaRange, stream: StreamId) -> ();
     }

@@ -3,8 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod alias;
+mod capture;
 mod faults;
+mod foreign;
 mod hot;
+mod lend;
 mod oom;
 mod program;
 mod regressions;

@@ -398,7 +398,8 @@ fn the_error_says_which_limit_was_hit(on: On) {
     let failed = shortage(free.alloc(20 * MIB, &yard.streams[0]));
     heap_shortage(&failed);
     assert_eq!((failed.limit, failed.requested), (Limit::Device, 20 * MIB));
-    // A driver that runs out while it opens memory says so itself; the callback is asked all the same.
+    assert_eq!(failed.driver.map(|e| e.call), Some(Call::Create));
+    // A driver that runs out while it opens memory is a shortage, too, with all figures.
     yard.rig.fault.clear();
     yard.rig
         .fault
@@ -406,7 +407,22 @@ fn the_error_says_which_limit_was_hit(on: On) {
     let calls = Arc::new(AtomicU32::new(0));
     let count = calls.clone();
     free.set_oom_callback(move |event| {
-        assert!(event.error.is_out_of_memory() && event.shortage().is_none());
+        let shortage = event.shortage().unwrap();
+        assert_eq!(
+            (shortage.limit, shortage.requested),
+            (Limit::Device, 20 * MIB)
+        );
+        assert_eq!(heap_shortage(shortage).others, 16 * MIB);
+        let error = event.error.driver_error().unwrap();
+        assert_eq!(
+            (error.call, error.is_out_of_memory()),
+            (Call::SetAccess, true)
+        );
+        assert!(
+            event.error.to_string().contains("driver call set_access"),
+            "{}",
+            event.error
+        );
         count.fetch_add(1, Ordering::Relaxed);
         OomAnswer::Retry
     });

@@ -7,15 +7,19 @@
 
 use std::time::Duration;
 
-use granule::driver::{DriverCode, Hold};
+use granule::driver::{DriverCode, Graph, Hold};
 use granule::units::{KIB, MIB};
-use granule::{Arena, Block, Heap, HeapConfig, Rounding};
+use granule::{Arena, Block, CaptureScope, Heap, HeapConfig, Rounding};
 use proptest::prelude::*;
 
 use super::yard::{Yard, audit, check, write};
 use crate::support::{On, eventually};
 
 const STREAMS: usize = 3;
+/// The stream that graphs are captured and replayed on.
+const CAPTURED: usize = STREAMS;
+/// Graphs that are kept.
+const GRAPHS: usize = 4;
 const CODES: [DriverCode; 3] = [
     DriverCode::UNKNOWN,
     DriverCode::OUT_OF_MEMORY,
@@ -42,6 +46,11 @@ enum Step {
     Trim(usize),
     PoolTrim,
     Arena(u64),
+    /// Captures work over blocks of so many bytes in the first heap's scope; another allocation happens
+    /// meanwhile.
+    Capture(Vec<u64>, u64),
+    Replay(usize),
+    EndScope,
     Fail(u64, usize),
     Clear,
 }
@@ -80,6 +89,9 @@ struct World {
     arena: Arena,
     live: Vec<Live>,
     holds: Vec<Vec<Hold>>,
+    scope: Option<CaptureScope>,
+    /// Graphs over the scope's memory, and a block of each that is still alive.
+    graphs: Vec<(Graph, Option<Block>)>,
     seed: u64,
 }
 
@@ -100,7 +112,7 @@ impl World {
             granule_min: 4 * MIB,
             ..HeapConfig::default()
         };
-        let mut yard = Yard::new(on, setting.budget, config.clone(), STREAMS);
+        let mut yard = Yard::new(on, setting.budget, config.clone(), STREAMS + 1);
         yard.pool = yard.rig.pool(granule::PoolConfig {
             wait: Duration::ZERO,
             zero_on_handover: setting.zero,
@@ -118,6 +130,8 @@ impl World {
             heaps,
             live: Vec::new(),
             holds: (0..STREAMS).map(|_| Vec::new()).collect(),
+            scope: None,
+            graphs: Vec::new(),
             seed: 1,
         }
     }
@@ -276,6 +290,43 @@ impl World {
         }
     }
 
+    /// A graph that writes and checks blocks of a scope, all but the last of which are freed at once.
+    fn capture(&mut self, sizes: &[u64], beside: u64) {
+        let stream = self.yard.streams[CAPTURED].clone();
+        if self.scope.is_none() {
+            self.scope = self.heaps[0].capture_scope(&stream).ok();
+        }
+        let Some(scope) = self.scope.take() else {
+            return;
+        };
+        let word = self.yard.words.of(CAPTURED);
+        self.yard.rig.inner.begin_capture(stream.id()).unwrap();
+        let mut last = None;
+        for &size in sizes {
+            let Ok(block) = scope.alloc(size) else {
+                continue;
+            };
+            self.seed += 1;
+            write(&self.yard.rig, block.range(), self.seed << 32, &stream);
+            check(
+                &self.yard.rig,
+                block.range(),
+                self.seed << 32,
+                &stream,
+                word,
+            );
+            last = Some(block);
+        }
+        self.scope = Some(scope);
+        self.alloc(1, 0, beside, 0);
+        self.heaps[0].trim();
+        let graph = self.yard.rig.inner.end_capture(stream.id()).unwrap();
+        if self.graphs.len() == GRAPHS {
+            self.graphs.remove(0);
+        }
+        self.graphs.push((graph, last));
+    }
+
     /// What happens besides allocating and using.
     fn around(&mut self, step: &Step) {
         match *step {
@@ -297,6 +348,16 @@ impl World {
                     let _ = self.arena.grow(bytes);
                 }
             }
+            Step::Capture(ref sizes, beside) => self.capture(sizes, beside),
+            Step::Replay(at) => {
+                if let Some((graph, _)) = self.graphs.get(at) {
+                    graph.launch(self.yard.streams[CAPTURED].id()).unwrap();
+                }
+            }
+            Step::EndScope => {
+                self.graphs.clear();
+                self.scope = None;
+            }
             Step::Fail(nth, code) => self.yard.rig.fault.fail_nth_overall(nth, CODES[code]),
             Step::Clear => self.yard.rig.fault.clear(),
             _ => {}
@@ -317,6 +378,13 @@ impl World {
                 .clone()
                 .map(|l| heap.usable_size(l.block.ptr()).unwrap())
                 .sum();
+            let kept = self.graphs.iter().filter(|_| i == 0);
+            let kept = kept.filter_map(|(_, block)| block.as_ref());
+            let kept = kept.filter(|block| !block.is_empty());
+            let bytes: u64 = bytes
+                + kept
+                    .map(|block| heap.usable_size(block.ptr()).unwrap())
+                    .sum::<u64>();
             assert_eq!(stats.live, bytes + stats.limbo, "{stats:?}");
             assert!(stats.blocks >= mine.clone().count() as u64);
             for one in mine {
@@ -330,6 +398,8 @@ impl World {
     fn end(mut self) {
         self.yard.rig.fault.clear();
         self.holds.clear();
+        self.graphs.clear();
+        self.scope = None;
         for heap in &self.heaps {
             super::snapshot::check(&heap.snapshot());
         }
@@ -392,6 +462,10 @@ fn steps(largest: u64) -> impl Strategy<Value = Step> {
         1 => Just(Step::Sync),
         1 => (0usize..2).prop_map(Step::Trim),
         1 => Just(Step::PoolTrim),
+        2 => (prop::collection::vec(sizes(largest), 1..4), sizes(largest))
+            .prop_map(|(sizes, beside)| Step::Capture(sizes, beside)),
+        3 => (0..GRAPHS).prop_map(Step::Replay),
+        1 => Just(Step::EndScope),
         2 => (0..=largest).prop_map(Step::Arena),
         3 => (1u64..40, 0usize..3).prop_map(|(n, c)| Step::Fail(n, c)),
         2 => Just(Step::Clear),

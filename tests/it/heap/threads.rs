@@ -9,7 +9,7 @@ use std::time::Duration;
 use granule::driver::sim::{SimConfig, SimDriver};
 use granule::driver::{
     Access, Call, DeviceInfo, Driver, DriverCode, DriverKind, DriverResult, EventId, GranuleProps,
-    Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
+    Graph, Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
 };
 use granule::units::{KIB, MIB, Va, VaRange};
 use granule::{Block, Error, HeapConfig};
@@ -392,6 +392,15 @@ impl Driver for Gate {
     }
     fn hold(&self, stream: StreamId) -> DriverResult<Hold> {
         self.inner.hold(stream)
+    }
+    fn begin_capture(&self, stream: StreamId) -> DriverResult<()> {
+        self.inner.begin_capture(stream)
+    }
+    fn end_capture(&self, stream: StreamId) -> DriverResult<Graph> {
+        self.inner.end_capture(stream)
+    }
+    fn is_capturing(&self, stream: StreamId) -> DriverResult<bool> {
+        self.inner.is_capturing(stream)
     }
     fn as_any(&self) -> &dyn Any {
         self.inner.as_any()
