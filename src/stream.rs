@@ -33,8 +33,13 @@ impl Stream {
     }
 
     pub(crate) fn default_of(device: &Device) -> Result<Self> {
-        let key = device.driver().stream_key(StreamId::DEFAULT)?;
-        Ok(Self::wrap(device, StreamId::DEFAULT, key, false))
+        Self::foreign(device, StreamId::DEFAULT)
+    }
+
+    /// A stream that is not destroyed with its last handle.
+    pub(crate) fn foreign(device: &Device, id: StreamId) -> Result<Self> {
+        let key = device.driver().stream_key(id)?;
+        Ok(Self::wrap(device, id, key, false))
     }
 
     fn wrap(device: &Device, id: StreamId, key: StreamKey, owned: bool) -> Self {

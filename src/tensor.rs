@@ -478,6 +478,12 @@ pub struct SharedView<T> {
 
 impl<T: Pod> SharedView<T> {
     view_methods!();
+
+    /// The tensor that the rows are of.
+    #[must_use]
+    pub fn tensor(&self) -> &Arc<Tensor<T>> {
+        &self.tensor
+    }
 }
 
 impl<T> fmt::Debug for TensorView<'_, T> {
