@@ -5,6 +5,7 @@ each step, so that its caller can take the time. All of its memory is gone when 
 """
 
 import random
+import warnings
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ SEED = 20
 
 def deterministic():
     """Kernels that give the same bits for the same seeds, and no extra fills of memory."""
+    warnings.filterwarnings("ignore", message=".*deterministic.*")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
