@@ -1,5 +1,6 @@
 //! Streams and fences: who may touch memory after whom.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,13 +19,18 @@ struct StreamInner {
     id: StreamId,
     key: StreamKey,
     owned: bool,
+    /// What keeps another library's stream from being destroyed.
+    _keep: Keep,
 }
+
+/// Something of another library that must not go before our handle.
+pub(crate) type Keep = Option<Arc<dyn Any + Send + Sync>>;
 
 impl Stream {
     pub(crate) fn create(device: &Device) -> Result<Self> {
         let id = device.driver().create_stream()?;
         match device.driver().stream_key(id) {
-            Ok(key) => Ok(Self::wrap(device, id, key, true)),
+            Ok(key) => Ok(Self::wrap(device, id, key, true, None)),
             Err(error) => {
                 device.give_back("stream", Box::new(move |d| d.destroy_stream(id)));
                 Err(error.into())
@@ -33,22 +39,23 @@ impl Stream {
     }
 
     pub(crate) fn default_of(device: &Device) -> Result<Self> {
-        Self::foreign(device, StreamId::DEFAULT)
+        Self::foreign(device, StreamId::DEFAULT, None)
     }
 
-    /// A stream that is not destroyed with its last handle.
-    pub(crate) fn foreign(device: &Device, id: StreamId) -> Result<Self> {
+    /// A stream that is not destroyed with its last handle; `keep` lives as long as that.
+    pub(crate) fn foreign(device: &Device, id: StreamId, keep: Keep) -> Result<Self> {
         let key = device.driver().stream_key(id)?;
-        Ok(Self::wrap(device, id, key, false))
+        Ok(Self::wrap(device, id, key, false, keep))
     }
 
-    fn wrap(device: &Device, id: StreamId, key: StreamKey, owned: bool) -> Self {
+    fn wrap(device: &Device, id: StreamId, key: StreamKey, owned: bool, keep: Keep) -> Self {
         Self {
             inner: Arc::new(StreamInner {
                 device: device.clone(),
                 id,
                 key,
                 owned,
+                _keep: keep,
             }),
         }
     }

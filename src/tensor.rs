@@ -467,6 +467,12 @@ pub struct TensorView<'a, T> {
 
 impl<T: Pod> TensorView<'_, T> {
     view_methods!();
+
+    /// The tensor that the rows are of.
+    #[must_use]
+    pub fn tensor(&self) -> &Tensor<T> {
+        self.tensor
+    }
 }
 
 /// Rows of a shared [`Tensor`] that stay mapped as long as the view lives.

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use super::conf::Conf;
-use super::device::{granule_pool, granule_stream, text};
+use super::device::{granule_device, granule_pool, granule_stream, text};
 use super::error::{
     Failure, GRANULE_OUT_OF_MEMORY, GRANULE_TOO_LARGE, Out, Outcome, drop_quietly, granule_last_error,
     granule_status, guard,
@@ -387,6 +387,24 @@ pub unsafe extern "C" fn granule_torch_pool(device: c_int, out: *mut granule_poo
         // SAFETY: the caller's promise.
         let out = unsafe { Out::new(out, "out") }?;
         out.set(tables().pools.insert(sites().get(device)?.pool.clone())?);
+        Ok(())
+    })
+}
+
+/// A handle of a device as PyTorch's memory is on it. Close it as any other.
+///
+/// # Safety
+///
+/// `out` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn granule_torch_device(
+    device: c_int,
+    out: *mut granule_device,
+) -> granule_status {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::new(out, "out") }?;
+        out.set(tables().devices.insert(sites().get(device)?.device.clone())?);
         Ok(())
     })
 }
