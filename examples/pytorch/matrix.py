@@ -1,6 +1,6 @@
 """Real jobs on four allocators: time per step, equal losses, peak of reserved memory, least budget that completes.
 
-    python3 examples/pytorch/matrix.py --json matrix.json            # about five minutes on one H200
+    python3 examples/pytorch/matrix.py --json matrix.json            # six minutes on one H200
     python3 examples/pytorch/matrix.py --jobs serving --allocators native,granule --phases time
 
 Phases: `time` (one allocator after the other), `arena` (serving with caches that grow in place beside those that are
@@ -86,7 +86,7 @@ def phase_arena(args, out, workers):
             "requested_peak": run["requested_peak"]}
 
 
-def least(args, worker, job, low, high):
+def least(args, worker, job, low, high, tolerance):
     """The least budget that completes, by bisection; the trials too. `high` is tried first and raised until it completes."""
     trials = []
 
@@ -103,7 +103,7 @@ def least(args, worker, job, low, high):
         if "error" in (trials[-1]["message"] or "") and worker.process.poll() is not None or len(trials) > 4:
             return None, trials
         low, high = high, int(high * 1.03)
-    while high - low > max(unit, int(args.tolerance * low)):
+    while high - low > max(unit, int(tolerance * low)):
         middle = (low + high) // 2 // unit * unit
         if middle <= low:
             break
@@ -138,7 +138,7 @@ def phase_budget(args, out):
             if "error" in warm:
                 return job, name, warm
             high = max(run["reserved_peak"], run["cold_reserved_peak"], base) + (2 << 20)
-            budget, trials = least(args, worker, job, int(base), int(high))
+            budget, trials = least(args, worker, job, int(base), int(high), args.tolerance * (3 if name == "async" else 1))
             return job, name, {"least_budget": budget, "trials": trials}
         finally:
             worker.close()
@@ -223,7 +223,7 @@ def main():
     parser.add_argument("--phases", type=listed, default=("time", "arena", "budget", "demo"))
     parser.add_argument("--steps", type=int, default=None, help="steps of a job; its own number by default")
     parser.add_argument("--size", choices=("big", "small"), default="big")
-    parser.add_argument("--parallel", type=int, default=6, help="processes of the bisection at a time")
+    parser.add_argument("--parallel", type=int, default=5, help="processes of the bisection at a time")
     parser.add_argument("--tolerance", type=float, default=0.003, help="of the least budget, as a part of it")
     args = parser.parse_args()
     out = {"machine": {}, "time": {}, "serving": {}, "budget": {}, "demo": {}}
