@@ -713,6 +713,13 @@ granule_status granule_torch_reset_peaks(int device);
 // `out` is null or valid for a write.
 granule_status granule_torch_pool(int device, granule_pool *out);
 
+// A handle of a device as PyTorch's memory is on it. Close it as any other.
+//
+// # Safety
+//
+// `out` is null or valid for a write.
+granule_status granule_torch_device(int device, granule_device *out);
+
 // A handle of the heap that serves a device. Close it as any other.
 //
 // # Safety
