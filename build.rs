@@ -1,5 +1,6 @@
 //! Regenerates the CUDA bindings, and only under the `bindgen` feature. Without it nothing is
-//! searched for and the checked-in `src/driver/cuda/bindings.rs` is used.
+//! searched for and the checked-in `src/driver/cuda/bindings.rs` is used. The same for the C header
+//! `src/capi/granule.h` under the feature `cbindgen`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -7,6 +8,53 @@ fn main() {
     if let Err(why) = generate::run() {
         println!("cargo::error=feature `bindgen`: {why}");
         std::process::exit(1);
+    }
+    #[cfg(feature = "cbindgen")]
+    if let Err(why) = header::run() {
+        println!("cargo::error=feature `cbindgen`: {why}");
+        std::process::exit(1);
+    }
+}
+
+#[cfg(feature = "cbindgen")]
+mod header {
+    use std::env;
+    use std::path::Path;
+
+    /// Files with exported functions, in the order of the header.
+    const FILES: [&str; 6] = ["error", "device", "arena", "heap", "dlpack", "torch"];
+
+    const OPENING: &str = "\
+/* The C ABI of granule. Generated from the documentation of the functions; do not edit.
+ *
+ * Functions answer GRANULE_OK or another status, and granule_last_error() then says what went wrong on this thread.
+ * Handles are numbers; a closed one is GRANULE_STALE and never something else's. Addresses are those of the device.
+ * Sizes are bytes. All functions may be called from any thread.
+ */";
+
+    pub fn run() -> Result<(), String> {
+        let mut config = cbindgen::Config {
+            language: cbindgen::Language::C,
+            header: Some(OPENING.to_owned()),
+            include_guard: Some("GRANULE_H".to_owned()),
+            cpp_compat: true,
+            usize_is_size_t: true,
+            documentation_style: cbindgen::DocumentationStyle::C99,
+            line_length: 110,
+            ..cbindgen::Config::default()
+        };
+        config.function.sort_by = Some(cbindgen::SortKey::None);
+        config.constant.sort_by = Some(cbindgen::SortKey::None);
+        let mut builder = cbindgen::Builder::new().with_config(config);
+        for file in FILES {
+            let file = format!("src/capi/{file}.rs");
+            println!("cargo::rerun-if-changed={file}");
+            builder = builder.with_src(file);
+        }
+        let bindings = builder.generate().map_err(|e| e.to_string())?;
+        let out = env::var_os("OUT_DIR").ok_or("cargo did not set OUT_DIR")?;
+        bindings.write_to_file(Path::new(&out).join("granule.h"));
+        Ok(())
     }
 }
 

@@ -222,7 +222,7 @@ impl Device {
     ///
     /// [`Error::Stale`] if the driver knows no such stream, or a driver error.
     pub fn foreign_stream(&self, id: StreamId) -> Result<Stream> {
-        Stream::foreign(self, id)
+        Stream::foreign(self, id, None)
     }
 
     /// The foreign stream of a key, or a new one.

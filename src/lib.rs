@@ -58,6 +58,8 @@
 //!   [`cuda`](driver::cuda), `host`, [`sim`](driver::sim), the wrappers
 //!   [`fault`](driver::fault) and [`record`](driver::record), and the
 //!   [`conformance`](driver::conformance) suite.
+//! * Share memory with other libraries: [`dlpack`], [`Device::adopt_stream`], and behind features `capi` and
+//!   `cudarc`; see [`_documentation::clients`].
 //! * Sizes and addresses: [`units`]. What goes wrong: [`Error`].
 //! * How it works and why: [`_documentation`].
 //!
@@ -69,6 +71,9 @@
 //! |---------|----------|--------------------|------------------|
 //! | (none) | libcuda is opened when a CUDA device is first asked for, so that one program runs with and without a GPU | a few small crates; no CUDA, no libclang | nothing |
 //! | `bindgen` | regenerates the bindings from an installed `cuda.h` | bindgen, libclang | nothing |
+//! | `capi` | `libgranule.so` exports the functions of `src/capi/granule.h`, for C, Python and PyTorch | slotmap | nothing |
+//! | `cbindgen` | regenerates that header | cbindgen | nothing |
+//! | `cudarc` | module `cudarc`: views pass as its device pointers; the application chooses cudarc's CUDA version | cudarc | nothing |
 //! | `linked` | links libcuda through `cuda-driver-sys`; has an effect with `--cfg link_libcuda` only | a libcuda to link with | the program no longer starts without libcuda |
 //!
 //! # Threads and blocking
@@ -90,10 +95,13 @@
 //! | a pool that is short | fences of deferred shrinks, up to [`PoolConfig::wait`]; 0 turns it off |
 
 mod arena;
+#[cfg(feature = "capi")]
+pub mod capi;
 mod device;
 pub mod driver;
 mod error;
 mod heap;
+mod interop;
 mod pool;
 mod space;
 mod stream;
@@ -109,6 +117,9 @@ pub use heap::{
     Heap, HeapConfig, HeapSnapshot, HeapStats, OomAnswer, OomEvent, Rounding, Span, StreamHeap,
     StreamSnapshot,
 };
+#[cfg(feature = "cudarc")]
+pub use interop::cudarc;
+pub use interop::dlpack;
 pub use pool::{DEFAULT_GRANULE, DEFAULT_LARGEST_GRANULE, Policy, Pool, PoolConfig, PoolStats};
 pub use stream::{Fence, Stream};
 pub use tensor::{SharedView, Tensor, TensorView};
@@ -121,6 +132,8 @@ pub mod _documentation {
     pub mod safety {}
     #[doc = include_str!("docs/porting.md")]
     pub mod porting {}
+    #[doc = include_str!("docs/clients.md")]
+    pub mod clients {}
 }
 
 /// The README's examples are tests.

@@ -1,5 +1,6 @@
 //! Streams and fences: who may touch memory after whom.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -23,6 +24,8 @@ struct StreamInner {
     owned: bool,
     /// Behind its last work, once it was retired.
     end: OnceLock<Fence>,
+    /// What keeps another library's stream from being destroyed.
+    keep: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// A stream that is not kept alive.
@@ -33,6 +36,9 @@ impl WeakStream {
         self.0.upgrade().map(|inner| Stream { inner })
     }
 }
+
+/// Something of another library that must not go before our handle.
+pub(crate) type Keep = Option<Arc<dyn Any + Send + Sync>>;
 
 impl Stream {
     pub(crate) fn create(device: &Device) -> Result<Self> {
@@ -47,17 +53,22 @@ impl Stream {
     }
 
     pub(crate) fn default_of(device: &Device) -> Result<Self> {
-        Self::foreign(device, StreamId::DEFAULT)
+        Self::foreign(device, StreamId::DEFAULT, None)
     }
 
     /// A stream that is not destroyed with its last handle. The same one for the same key, so that all
-    /// know when it ends.
-    pub(crate) fn foreign(device: &Device, id: StreamId) -> Result<Self> {
+    /// know when it ends; `keep` lives as long as that.
+    pub(crate) fn foreign(device: &Device, id: StreamId, keep: Keep) -> Result<Self> {
         let key = match device.driver().stream_key(id) {
             Err(error) if error.code == DriverCode::INVALID_HANDLE => return Err(stale(id.0)),
             other => other?,
         };
-        Ok(device.known_stream(key, || Self::wrap(device, id, key, false)))
+        let stream = device.known_stream(key, || Self::wrap(device, id, key, false));
+        if let Some(keep) = keep {
+            // What was set before keeps the same stream.
+            let _ = stream.inner.keep.set(keep);
+        }
+        Ok(stream)
     }
 
     pub(crate) fn downgrade(&self) -> WeakStream {
@@ -128,6 +139,7 @@ impl Stream {
                 key,
                 owned,
                 end: OnceLock::new(),
+                keep: OnceLock::new(),
             }),
         }
     }

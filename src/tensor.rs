@@ -467,6 +467,12 @@ pub struct TensorView<'a, T> {
 
 impl<T: Pod> TensorView<'_, T> {
     view_methods!();
+
+    /// The tensor that the rows are of.
+    #[must_use]
+    pub fn tensor(&self) -> &Tensor<T> {
+        self.tensor
+    }
 }
 
 /// Rows of a shared [`Tensor`] that stay mapped as long as the view lives.
@@ -478,6 +484,12 @@ pub struct SharedView<T> {
 
 impl<T: Pod> SharedView<T> {
     view_methods!();
+
+    /// The tensor that the rows are of.
+    #[must_use]
+    pub fn tensor(&self) -> &Arc<Tensor<T>> {
+        &self.tensor
+    }
 }
 
 impl<T> fmt::Debug for TensorView<'_, T> {

@@ -295,6 +295,12 @@ impl Books {
         self.stats.floor = floor;
     }
 
+    /// The peaks are what there is now.
+    pub(super) fn reset_peaks(&mut self) {
+        self.stats.peak_created = self.stats.created;
+        self.stats.peak_mapped = self.stats.mapped;
+    }
+
     pub(super) fn set_watermark(&mut self, bytes: u64) {
         self.watermark = bytes;
     }

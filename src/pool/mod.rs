@@ -121,6 +121,11 @@ impl Pool {
         self.shared.books.lock().stats()
     }
 
+    /// Sets the peaks of [`stats`](Self::stats) to what there is now, to measure a phase by itself.
+    pub fn reset_peaks(&self) {
+        self.shared.books.lock().reset_peaks();
+    }
+
     /// Whether two handles name the same pool.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {

@@ -17,6 +17,10 @@ mod support;
 mod arena;
 #[cfg(target_os = "linux")]
 mod bad_input;
+#[cfg(all(target_os = "linux", feature = "capi"))]
+mod capi;
+#[cfg(target_os = "linux")]
+mod clients;
 mod conformance;
 #[cfg(target_os = "linux")]
 mod faults;

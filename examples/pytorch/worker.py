@@ -1,0 +1,213 @@
+"""A process with one of PyTorch's allocators that runs jobs on request: a JSON object a line in, one out.
+
+    {"job": "llama_varlen", "steps": 20, "budget": null}
+
+`Worker` starts and talks to one. `budget` limits the memory: granule by its budget, the caching allocators by
+`set_per_process_memory_fraction`, and cudaMallocAsync, whose reserved memory that does not limit, by filling the device
+with a ballast until only so much is free (`ballast`: it needs the device for itself).
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ALLOCATORS = ("native", "expandable", "async", "granule")
+CONF = {"native": "expandable_segments:False", "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
+MIB = 1 << 20
+
+
+class Worker:
+    """A worker process; `ask` waits for its answer for a while at most."""
+
+    def __init__(self, allocator, size="big", quiet=False):
+        env = dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8", PYTHONUNBUFFERED="1")
+        env.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+        env.pop("PYTORCH_ALLOC_CONF", None)
+        if allocator in CONF:
+            env["PYTORCH_CUDA_ALLOC_CONF"] = CONF[allocator]
+        self.allocator = allocator
+        self.process = subprocess.Popen(
+            [sys.executable, os.path.abspath(__file__), allocator, size], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None, text=True, env=env)
+
+    def ask(self, patience=120, **request):
+        """The answer; one with `error` if the process died or took too long (it is ended then)."""
+        request = json.dumps(request)
+        timer = threading.Timer(patience, self.process.kill)
+        timer.start()
+        try:
+            self.process.stdin.write(request + "\n")
+            self.process.stdin.flush()
+            for line in self.process.stdout:
+                if line.startswith("{"):
+                    return json.loads(line)
+        except (OSError, ValueError) as error:
+            return {"error": f"{self.allocator}: {error}"}
+        finally:
+            timer.cancel()
+        return {"error": f"{self.allocator}: the worker ended with {self.process.wait()} on {request}"}
+
+    def close(self):
+        """Ends the process."""
+        try:
+            self.process.stdin.close()
+            self.process.wait(20)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.kill()
+
+
+class Native:
+    """PyTorch's own allocators."""
+
+    def __init__(self, torch, name):
+        self.torch, self.name, self.ballast = torch, name, []
+
+    def reset(self):
+        self.torch.cuda.reset_peak_memory_stats()
+
+    def figures(self):
+        stats = self.torch.cuda.memory_stats()
+        requested = stats.get("requested_bytes.all.peak", 0) or stats["allocated_bytes.all.peak"]
+        return {"requested_peak": requested, "reserved_peak": stats["reserved_bytes.all.peak"]}
+
+    def reserved(self):
+        return self.torch.cuda.memory_reserved()
+
+    def limit(self, budget):
+        torch = self.torch
+        if self.name != "async":
+            total = torch.cuda.mem_get_info()[1]
+            torch.cuda.set_per_process_memory_fraction(1.0 if budget is None else min(1.0, budget / total))
+            return
+        import ctypes
+        cuda = ctypes.CDLL("libcuda.so.1")
+        while self.ballast:
+            cuda.cuMemFree_v2(ctypes.c_uint64(self.ballast.pop()))
+        if budget is None:
+            return
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        # What the pool still holds is part of the budget.
+        fill = torch.cuda.mem_get_info()[0] - (budget - self.reserved())
+        piece = 1 << 33
+        while fill >= 2 * MIB:
+            size = min(piece, fill - fill % (2 * MIB))
+            at = ctypes.c_uint64()
+            if cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(size)) == 0:
+                self.ballast.append(at.value)
+                fill -= size
+            elif size > 2 * MIB:
+                piece = size // 2
+            else:
+                break
+
+
+class Granule:
+    """granule."""
+
+    def __init__(self, torch):
+        import granule_torch
+        self.torch, self.module = torch, granule_torch
+        granule_torch.switch_on()
+
+    def reset(self):
+        self.module.reset_peaks()
+
+    def figures(self):
+        stats = self.module.stats()
+        return {"requested_peak": stats["requested_peak"], "reserved_peak": stats["reserved_peak"], "heap": stats["heap"]}
+
+    def reserved(self):
+        return self.module.stats()["reserved"]
+
+    def limit(self, budget):
+        total = self.torch.cuda.mem_get_info()[1]
+        self.module.set_budget(total if budget is None else budget)
+
+
+def clean(torch):
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def is_shortage(torch, error):
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
+
+
+def run(torch, jobs, memory, size, request):
+    """One run of a job: times, results, peaks, or that memory ran out."""
+    device = torch.device("cuda")
+    memory.limit(None)
+    clean(torch)
+    before = memory.reserved()
+    memory.limit(request.get("budget"))
+    memory.reset()
+    make = jobs.JOBS[request["job"]]
+    if request.get("cache") == "arena":
+        import arena_cache
+        serve = lambda steps, device, size: jobs.serving(steps, device, size, arena_cache.ArenaCache)
+        make = serve
+    times, results, answer = [], [], {"reserved_before": before}
+    steps = request.get("steps") or jobs.STEPS[request["job"]]
+    job = make(steps, device, size)
+    try:
+        while True:
+            start = time.perf_counter()
+            result = next(job, None)
+            if result is None:
+                break
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+            results.append(result)
+        answer["completed"] = True
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not is_shortage(torch, error):
+            raise
+        answer.update(completed=False, steps_done=len(results), message=str(error).splitlines()[0][:1500])
+        error.__traceback__ = None
+    finally:
+        job.close()
+        del job
+    answer.update(memory.figures(), times=times, results=results)
+    memory.limit(None)
+    clean(torch)
+    answer["reserved_after"] = memory.reserved()
+    return answer
+
+
+def main():
+    allocator, size = sys.argv[1:3]
+    sys.path.insert(0, HERE)
+    import torch
+    memory = Granule(torch) if allocator == "granule" else Native(torch, allocator)
+    import jobs
+    import transformers
+    transformers.logging.set_verbosity_error()
+    jobs.deterministic()
+    torch.cuda.init()
+    torch.ones(1, device="cuda").item()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request.get("hello"):
+            answer = {"torch": torch.__version__, "transformers": transformers.__version__,
+                      "device": torch.cuda.get_device_name(), "backend": torch.cuda.get_allocator_backend(),
+                      "total": torch.cuda.mem_get_info()[1]}
+        else:
+            try:
+                answer = run(torch, jobs, memory, size, request)
+            except Exception as error:  # the parent has to hear of it, whatever it is
+                import traceback
+                traceback.print_exc()
+                answer = {"error": f"{type(error).__name__}: {error}"[:2000]}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

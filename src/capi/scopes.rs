@@ -1,0 +1,222 @@
+//! Private pools of PyTorch: what CUDA graphs and `torch.cuda.MemPool` allocate.
+//!
+//! A captured graph writes to the addresses that its tensors had, also long after these were freed. So memory of a private
+//! pool goes to nobody else until PyTorch releases the pool: a freed block is kept, and handed out again only to the same
+//! pool on the same stream. All of it is allocated on a stream of the pool's own, on which no work is ever queued, so that
+//! no event is recorded on a stream under capture.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use crate::sync::Mutex;
+use crate::{Block, Heap, Result, Stream, StreamHeap};
+
+/// PyTorch's name of a private pool.
+pub(super) type PoolId = (u64, u64);
+
+/// Whether an allocation on a stream belongs to a pool.
+pub(super) type Filter = Arc<dyn Fn(u64) -> bool + Send + Sync>;
+
+/// A kept block may be so much larger than what is asked, in eighths of it.
+const SPARE_EIGHTHS: u64 = 1;
+
+/// The private pools of one device.
+#[derive(Default)]
+pub(super) struct Scopes {
+    /// Pools that exist and blocks of released ones: while it is 0, nothing here is looked at.
+    known: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Between begin and end, the newest last.
+    active: Vec<(PoolId, Option<Filter>)>,
+    scopes: HashMap<PoolId, Scope>,
+    /// Live blocks, by address.
+    live: HashMap<u64, Live>,
+}
+
+struct Scope {
+    /// The heap's side for the pool's own stream.
+    heap: StreamHeap,
+    /// Freed blocks by stream and size.
+    kept: BTreeMap<(u64, u64), Vec<Block>>,
+    /// How many begins are not released.
+    uses: usize,
+}
+
+struct Live {
+    block: Block,
+    stream: u64,
+    pool: PoolId,
+}
+
+/// What came of a begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Begun {
+    Yes,
+    /// Another pool is active, and without a filter nobody can tell whose an allocation is.
+    Ambiguous,
+}
+
+impl Scopes {
+    /// Allocations that pass the filter go to the pool from now on; all of them without one.
+    pub(super) fn begin(&self, heap: &Heap, pool: PoolId, filter: Option<Filter>) -> Result<Begun> {
+        let is_fresh = !self.state.lock().scopes.contains_key(&pool);
+        // Calls the driver, so without the lock.
+        let fresh = match is_fresh {
+            true => Some(heap.on(&heap.pool().device().create_stream()?)?),
+            false => None,
+        };
+        let mut state = self.state.lock();
+        let other = |(id, other): &(PoolId, Option<Filter>)| {
+            *id != pool && (filter.is_none() || other.is_none())
+        };
+        if state.active.iter().any(other) {
+            return Ok(Begun::Ambiguous);
+        }
+        if let Some(heap) = fresh
+            && !state.scopes.contains_key(&pool)
+        {
+            let scope = Scope {
+                heap,
+                kept: BTreeMap::new(),
+                uses: 0,
+            };
+            state.scopes.insert(pool, scope);
+            self.known.fetch_add(1, Relaxed);
+        }
+        if let Some(scope) = state.scopes.get_mut(&pool) {
+            scope.uses += 1;
+        }
+        state.active.push((pool, filter));
+        Ok(Begun::Yes)
+    }
+
+    /// Allocations go to the heap again.
+    pub(super) fn end(&self, pool: PoolId) {
+        let ended = {
+            let mut state = self.state.lock();
+            let at = state.active.iter().rposition(|(id, _)| *id == pool);
+            at.map(|at| state.active.remove(at))
+        };
+        // Without the lock: the filter is somebody else's.
+        drop(ended);
+    }
+
+    /// Gives the memory of a pool up for good, as often as it was begun. `streams` may still run its graphs.
+    pub(super) fn release(&self, pool: PoolId, streams: &[Stream]) {
+        let scope = {
+            let mut state = self.state.lock();
+            let Some(scope) = state.scopes.get_mut(&pool) else {
+                return;
+            };
+            scope.uses = scope.uses.saturating_sub(1);
+            if scope.uses > 0 {
+                return;
+            }
+            let scope = state.scopes.remove(&pool);
+            if !state.live.values().any(|live| live.pool == pool) {
+                self.known.fetch_sub(1, Relaxed);
+            }
+            scope
+        };
+        let kept = scope.into_iter().flat_map(|scope| scope.kept);
+        for block in kept.flat_map(|(_, blocks)| blocks) {
+            free_behind(block, streams);
+        }
+    }
+
+    /// A block of the pool that an allocation belongs to; `None` if it belongs to none.
+    pub(super) fn alloc(&self, size: u64, stream: u64) -> Result<Option<u64>> {
+        if self.known.load(Relaxed) == 0 {
+            return Ok(None);
+        }
+        let active = self.state.lock().active.clone();
+        // Filters ask the driver about the stream, so without the lock.
+        let applies = |(id, filter): &(PoolId, Option<Filter>)| {
+            filter.as_ref().is_none_or(|f| f(stream)).then_some(*id)
+        };
+        let Some(pool) = active.iter().rev().find_map(applies) else {
+            return Ok(None);
+        };
+        let (kept, heap) = {
+            let mut state = self.state.lock();
+            let Some(scope) = state.scopes.get_mut(&pool) else {
+                return Ok(None);
+            };
+            (scope.take(size, stream), scope.heap.clone())
+        };
+        let block = match kept {
+            Some(block) => block,
+            None => heap.alloc(size)?,
+        };
+        let addr = block.ptr().get();
+        let live = Live {
+            block,
+            stream,
+            pool,
+        };
+        self.state.lock().live.insert(addr, live);
+        Ok(Some(addr))
+    }
+
+    /// Frees a block of a pool; false if it is none.
+    pub(super) fn free(&self, addr: u64, streams: impl FnOnce() -> Vec<Stream>) -> bool {
+        if self.known.load(Relaxed) == 0 {
+            return false;
+        }
+        let orphan = {
+            let mut state = self.state.lock();
+            let Some(live) = state.live.remove(&addr) else {
+                return false;
+            };
+            match state.scopes.get_mut(&live.pool) {
+                Some(scope) => {
+                    let key = (live.stream, live.block.len());
+                    scope.kept.entry(key).or_default().push(live.block);
+                    return true;
+                }
+                None => {
+                    if !state.live.values().any(|other| other.pool == live.pool) {
+                        self.known.fetch_sub(1, Relaxed);
+                    }
+                    live.block
+                }
+            }
+        };
+        free_behind(orphan, &streams());
+        true
+    }
+
+    /// Whether a block is one of a pool.
+    pub(super) fn holds(&self, addr: u64) -> bool {
+        self.known.load(Relaxed) > 0 && self.state.lock().live.contains_key(&addr)
+    }
+}
+
+impl Scope {
+    /// The smallest kept block that fits without much waste.
+    fn take(&mut self, size: u64, stream: u64) -> Option<Block> {
+        let most = size.saturating_add(size / 8 * SPARE_EIGHTHS);
+        let found = self.kept.range((stream, size)..=(stream, most)).next();
+        let key = *found?.0;
+        let blocks = self.kept.get_mut(&key)?;
+        let block = blocks.pop();
+        if blocks.is_empty() {
+            self.kept.remove(&key);
+        }
+        block
+    }
+}
+
+/// Frees a block after all that these streams have queued.
+fn free_behind(block: Block, streams: &[Stream]) {
+    for stream in streams {
+        if let Err(error) = block.record_use(stream) {
+            tracing::warn!(%error, "a use of a private pool is not known");
+        }
+    }
+}
