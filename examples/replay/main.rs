@@ -110,7 +110,7 @@ fn replay(args: &Args) -> Outcome {
             report.write_json(args)?;
         }
         if args.html.is_some() {
-            pages.push(html::Page::record(args, &report, trace)?);
+            pages.push(html::Page::record(args, &rig, &report, trace)?);
         }
         if args.export.is_some() || args.log.is_some() {
             watch::export(args, &rig, trace)?;

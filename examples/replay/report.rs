@@ -15,9 +15,7 @@ use crate::json::{Object, list};
 pub struct Facts {
     pub device: u32,
     pub events: usize,
-    pub allocs: u64,
     pub streams: usize,
-    pub slots: u32,
     pub peak: u64,
     pub recorded_peak: Option<u64>,
     pub shortages: u64,
@@ -33,9 +31,7 @@ impl Facts {
         Self {
             device: trace.device,
             events: trace.events.len(),
-            allocs: count(|kind| matches!(kind, EventKind::Alloc { .. })),
             streams: trace.streams.len(),
-            slots: trace.slots,
             peak: trace.peak,
             recorded_peak: trace.recorded_peak,
             shortages: count(|kind| matches!(kind, EventKind::OutOfMemory { .. })),

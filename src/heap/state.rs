@@ -140,9 +140,7 @@ impl State {
                 });
             }
             Some(uses) => {
-                if let Some(history) = &self.history {
-                    history.free(found.addr, false);
-                }
+                self.tell(found.addr, false);
                 self.limbo_bytes += found.len;
                 self.limbo.push(Limbo {
                     addr: addr.get(),
@@ -158,8 +156,16 @@ impl State {
     /// Tells the history that a block may be used again.
     #[inline]
     fn tell_freed(&self, addr: u64) {
+        if self.history.is_some() {
+            self.tell(addr, true);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell(&self, addr: u64, is_complete: bool) {
         if let Some(history) = &self.history {
-            history.free(addr, true);
+            history.free(addr, is_complete);
         }
     }
 
