@@ -1,24 +1,24 @@
 //! The heap's hot path, churn, threads and recorded traces, beside the driver's own allocators.
 //!
 //! `cargo bench --bench heap` measures; `-- --test` only checks, quickly; `-- --traces DIR` also
-//! replays every `*.csv.gz` in a directory. Lines: `a,<id>,<bytes>,<stream>,<us>` allocates,
-//! `f,<id>,<us>` frees. `GRANULE_DRIVER` chooses the driver.
+//! replays every trace in a directory, in the formats of [`granule::trace`]. `GRANULE_DRIVER` chooses the
+//! driver.
 
-use std::collections::HashMap;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use flate2::read::GzDecoder;
 use granule::driver::DriverKind;
 use granule::driver::cuda::CudaDriver;
-use granule::driver::sim::SimDriver;
+use granule::trace::ReadOptions;
 use granule::units::{Bytes, GIB, KIB, MIB};
 use granule::{Block, Device, Error, Heap, HeapConfig, Pool, PoolConfig};
 
-type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+#[path = "../examples/support/replay.rs"]
+mod replay;
+
+use replay::{Outcome, Rig, Setup, Unwatched};
 
 struct Settings {
     quick: bool,
@@ -283,122 +283,6 @@ fn cold(device: &Device, settings: &Settings) -> Outcome {
     Ok(())
 }
 
-struct Trace {
-    name: String,
-    events: Vec<Event>,
-    peak: u64,
-}
-
-#[derive(Clone, Copy)]
-enum Event {
-    Alloc(u32, u64),
-    Free(u32),
-}
-
-fn load(path: &Path) -> Outcome<Trace> {
-    let mut trace = Trace {
-        name: path
-            .file_name()
-            .map(|n| n.to_string_lossy().into_owned())
-            .unwrap_or_default(),
-        events: Vec::new(),
-        peak: 0,
-    };
-    let (mut live, mut sizes) = (0, HashMap::new());
-    let reader = BufReader::new(GzDecoder::new(std::fs::File::open(path)?));
-    for (number, line) in reader.lines().enumerate() {
-        let line = line?;
-        let mut fields = line.split(',');
-        let bad = || format!("{}:{}: {line:?}", path.display(), number + 1);
-        let mut field = || fields.next().ok_or_else(bad);
-        match field()? {
-            "a" => {
-                let (id, bytes) = (field()?.parse()?, field()?.parse()?);
-                sizes.insert(id, bytes);
-                live += bytes;
-                trace.peak = trace.peak.max(live);
-                trace.events.push(Event::Alloc(id, bytes));
-            }
-            "f" => {
-                let id = field()?.parse()?;
-                live -= sizes.remove(&id).ok_or_else(bad)?;
-                trace.events.push(Event::Free(id));
-            }
-            comment if comment.starts_with('#') => {}
-            _ => return Err(bad().into()),
-        }
-    }
-    Ok(trace)
-}
-
-struct Replay {
-    reserved: u64,
-    misses: u64,
-    creates: u64,
-    remaps: u64,
-    waits: u64,
-    driver: Duration,
-    own: Duration,
-}
-
-/// Replays a trace under a budget; `None` if memory ran out.
-fn replay(device: &Device, trace: &Trace, budget: Option<u64>) -> Outcome<Option<Replay>> {
-    let config = PoolConfig {
-        budget,
-        ..PoolConfig::default()
-    };
-    let pool = Pool::new(device, config)?;
-    let heap = Heap::new(&pool, HeapConfig::default())?;
-    let stream = device.create_stream()?;
-    let on = heap.on(&stream)?;
-    let sim = device.driver().as_any().downcast_ref::<SimDriver>();
-    let clock = sim.map(SimDriver::driver_time);
-    let mut blocks: HashMap<u32, Block> = HashMap::new();
-    let started = Instant::now();
-    for event in &trace.events {
-        match *event {
-            Event::Alloc(id, bytes) => match on.alloc(bytes) {
-                Ok(block) => {
-                    blocks.insert(id, block);
-                }
-                Err(error) if error.is_out_of_memory() => return Ok(None),
-                Err(error) => return Err(error.into()),
-            },
-            Event::Free(id) => {
-                blocks.remove(&id);
-            }
-        }
-    }
-    let own = started.elapsed();
-    let driver = match (sim, clock) {
-        (Some(sim), Some(before)) => Duration::from_nanos(sim.driver_time().0 - before.0),
-        _ => own,
-    };
-    let stats = heap.audit()?;
-    Ok(Some(Replay {
-        reserved: pool.stats().peak_created,
-        misses: stats.misses,
-        creates: stats.creates,
-        remaps: stats.remaps,
-        waits: stats.host_waits,
-        driver,
-        own,
-    }))
-}
-
-/// The least budget under which a trace completes, within a thousandth of its peak.
-fn least_budget(device: &Device, trace: &Trace, enough: u64) -> Outcome<u64> {
-    let (mut low, mut high) = (trace.peak, enough);
-    while high - low > trace.peak / 1000 {
-        let middle = low + (high - low) / 2;
-        match replay(device, trace, Some(middle))? {
-            Some(_) => high = middle,
-            None => low = middle,
-        }
-    }
-    Ok(high)
-}
-
 fn traces(device: &Device, settings: &Settings) -> Outcome {
     let mut paths = vec![PathBuf::from(concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -414,42 +298,42 @@ fn traces(device: &Device, settings: &Settings) -> Outcome {
         println!("\nno traces: give a directory with --traces");
         return Ok(());
     }
+    let modelled = device.kind() == DriverKind::Sim;
     println!(
         "\n| trace | peak | reserved / peak | least budget / peak | creates + remaps | host waits | driver ms ({}) | ns an event |\n|---|---|---|---|---|---|---|---|",
-        if device.kind() == DriverKind::Sim {
-            "modelled"
-        } else {
-            "whole replay"
-        }
+        if modelled { "modelled" } else { "measured" }
     );
+    let rig = Rig::over(device.driver().clone());
     for path in paths {
-        let trace = load(&path)?;
-        let there = device.memory_info()?.free;
-        if there / 10 < trace.peak / 9 {
-            let (need, there) = (Bytes(trace.peak), Bytes(there));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        for trace in replay::open(&path, &ReadOptions::default())? {
+            let there = device.memory_info()?.free;
+            if there / 10 < trace.peak / 9 {
+                let (need, there) = (Bytes(trace.peak), Bytes(there));
+                println!("| {name}: skipped, it needs {need} and {there} are free |");
+                continue;
+            }
+            let setup = Setup::default();
+            let free = replay::run(&rig, &trace, &setup, None, &mut Unwatched)?;
+            if let Some(oom) = &free.oom {
+                return Err(format!("{name}: out of memory with no limit: {}", oom.error).into());
+            }
+            let ratio = |bytes: u64| bytes as f64 / trace.peak as f64;
+            let (least, _) = replay::least_budget(&rig, &trace, &setup, &free, |_, _| {})?;
             println!(
-                "| {}: skipped, it needs {need} and {there} are free |",
-                trace.name
+                "| {name} | {} | {:.3} | {:.3} | {} + {} in {} misses | {} | {:.1} | {:.0} |",
+                Bytes(trace.peak),
+                ratio(free.reserved),
+                ratio(least),
+                free.stats.creates,
+                free.stats.remaps,
+                free.stats.misses,
+                free.stats.host_waits,
+                free.driver.as_nanos() as f64 / 1e6,
+                free.ns_per_event(),
             );
-            continue;
+            assert!(ratio(free.reserved) < 1.10, "{name}");
         }
-        let free = replay(device, &trace, None)?.ok_or("out of memory with no limit")?;
-        let ratio = |bytes: u64| bytes as f64 / trace.peak as f64;
-        let least = least_budget(device, &trace, free.reserved)?;
-        println!(
-            "| {} | {} | {:.3} | {:.3} | {} + {} in {} misses | {} | {:.1} | {:.0} |",
-            trace.name,
-            Bytes(trace.peak),
-            ratio(free.reserved),
-            ratio(least),
-            free.creates,
-            free.remaps,
-            free.misses,
-            free.waits,
-            free.driver.as_nanos() as f64 / 1e6,
-            free.own.as_nanos() as f64 / trace.events.len() as f64,
-        );
-        assert!(ratio(free.reserved) < 1.10, "{}", trace.name);
     }
     Ok(())
 }

@@ -52,6 +52,7 @@
 //! * Hold memory: [`Tensor`] (elements and a shape), [`Arena`] (bytes), several at once:
 //!   [`Arena::grow_all`]; blocks of any size: [`Heap`], [`StreamHeap`], [`Block`]. See what a
 //!   heap holds: [`HeapSnapshot`], [`HeapStats`]; make room for it: [`Heap::set_oom_callback`]. Keep it from going: [`TensorView`], [`SharedView`], [`Pin`].
+//! * See what happened: [`History`]; read and write traces of it: [`trace`].
 //! * Divide memory: [`Pool`], [`PoolConfig`], [`Policy`], [`PoolStats`].
 //! * Order work: [`Stream`], [`Fence`], [`Arena::record_use`].
 //! * Reach a device: [`Device`], and in [`driver`] the trait with its contract,
@@ -101,12 +102,14 @@ mod device;
 pub mod driver;
 mod error;
 mod heap;
+mod history;
 mod interop;
 mod pool;
 mod space;
 mod stream;
 mod sync;
 mod tensor;
+pub mod trace;
 pub mod units;
 
 pub use arena::{Arena, ArenaConfig, Extent, Pin};
@@ -117,6 +120,7 @@ pub use heap::{
     Heap, HeapConfig, HeapSnapshot, HeapStats, OomAnswer, OomEvent, Rounding, Span, StreamHeap,
     StreamSnapshot,
 };
+pub use history::{History, HistoryConfig, HistoryEvent, HistoryEvents, HistoryKind};
 #[cfg(feature = "cudarc")]
 pub use interop::cudarc;
 pub use interop::dlpack;

@@ -93,7 +93,9 @@ impl Shared {
                 return Ok(());
             }
         }
-        txn::grow(&[Wish { arena: self, to }], waiter)?;
+        let grown = txn::grow(&[Wish { arena: self, to }], waiter);
+        self.say();
+        grown?;
         self.look_ahead_now();
         Ok(())
     }
@@ -166,7 +168,17 @@ impl Shared {
         };
         let cut = line.cut_to(first);
         self.publish(&line);
+        drop(line);
+        self.say();
         Ok(cut?)
+    }
+
+    /// Says what was recorded; the caller holds no lock.
+    pub(super) fn say(&self) {
+        let history = self.line.lock().history();
+        if let Some(history) = history {
+            history.say();
+        }
     }
 
     pub(super) fn tear_down(&self, fences: &[Fence]) -> Result<()> {

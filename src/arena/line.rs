@@ -10,7 +10,8 @@
 
 use std::sync::Arc;
 
-use crate::driver::{Access, DriverError, DriverResult, PhysId};
+use crate::driver::{Access, DriverError, DriverResult, PhysId, StreamKey};
+use crate::history::History;
 use crate::pool::{Granule, Need, Shared as PoolShared};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
@@ -92,6 +93,13 @@ impl Slot {
     }
 }
 
+/// A granule of an arena is one block in the history.
+fn tell_mapped(history: &History, range: VaRange) {
+    let (at, len) = (range.start().get(), range.len());
+    history.map(NO_STREAM, at, len);
+    history.alloc(NO_STREAM, at, len, len, None);
+}
+
 /// Where one granule lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
@@ -120,7 +128,12 @@ pub(super) struct Line {
     slots: Vec<Slot>,
     /// Bytes whose takers know the stream that zeroes them.
     granted: u64,
+    /// What is told of every mapping.
+    history: Option<History>,
 }
+
+/// The stream that an arena's memory is listed under.
+const NO_STREAM: StreamKey = StreamKey(0);
 
 impl Line {
     pub(super) fn new(reservation: Reservation, pool: Arc<PoolShared>, device: Device) -> Self {
@@ -130,7 +143,25 @@ impl Line {
             device,
             slots: Vec::new(),
             granted: 0,
+            history: None,
         }
+    }
+
+    /// Sets what is told of every mapping from now on. What is mapped is told at once.
+    pub(super) fn set_history(&mut self, history: Option<&History>) {
+        self.history = history.cloned();
+        if let Some(history) = history {
+            for slot in &self.slots {
+                if let Ok(range) = self.range(slot.offset, slot.granule.len()) {
+                    tell_mapped(history, range);
+                }
+            }
+        }
+    }
+
+    /// What is told of every mapping.
+    pub(super) fn history(&self) -> Option<History> {
+        self.history.clone()
     }
 
     /// Bytes mapped, in whatever state.
@@ -249,6 +280,9 @@ impl Line {
             let offset = self.end();
             let range = self.range(offset, granule.len())?;
             self.device.driver().map(range, granule.phys())?;
+            if let Some(history) = &self.history {
+                tell_mapped(history, range);
+            }
             let unclean = granule.is_dirty();
             granule.set_mapped();
             self.slots.push(Slot {
@@ -328,6 +362,11 @@ impl Line {
             match self.device.driver().unmap(range) {
                 Err(error) if !error.is_driver_gone() => return Err(error),
                 _ => {}
+            }
+            if let Some(history) = &self.history {
+                let at = range.start().get();
+                history.free(at, true);
+                history.unmap(NO_STREAM, at, range.len());
             }
         }
         let Some(slot) = self.slots.pop() else {

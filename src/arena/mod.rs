@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
+use crate::history::History;
 use crate::pool::{Holder, Pool};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
@@ -235,6 +236,7 @@ impl Arena {
             .collect();
         txn::grow(&wishes, waiter)?;
         for wish in &wishes {
+            wish.arena.say();
             wish.arena.look_ahead_now();
         }
         Ok(())
@@ -350,6 +352,14 @@ impl Arena {
         let line = self.shared().line.lock();
         let len = self.shared().meta.lock().len;
         line.extents(len)
+    }
+
+    /// Sets where the arena records what is mapped and unmapped from now on, instead of where it did
+    /// before; `None` ends recording. What is mapped is recorded as if it came at once. Waits for a
+    /// driver call in progress. Costs nothing where no driver call is made.
+    pub fn set_history(&self, history: Option<&History>) {
+        self.shared().line.lock().set_history(history);
+        self.shared().say();
     }
 
     /// Keeps `len` bytes from `offset` on from being given back while the [`Pin`] lives.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use super::block::Block;
-use super::core::UNIT;
+use super::core::{Block as Found, UNIT};
 use super::lane::Lane;
 use super::magazine::{Magazine, Slot, class_of};
 use super::request::Request;
@@ -49,7 +49,7 @@ impl Port {
         is_used: bool,
         is_named: bool,
     ) -> Result<()> {
-        if !is_used && !is_named && !self.lane.is_used_by_address() {
+        if !is_used && !is_named && !self.lane.is_watched() {
             let unit = ((addr - self.lane.base()) / UNIT) as u32;
             let kept = match class {
                 0 => self.lane.pair.put(addr),
@@ -164,6 +164,9 @@ impl Front {
             Some(found) => found,
             None => self.lane.miss(request)?,
         };
+        if self.lane.is_watched() {
+            self.tell_allocated(&found, request);
+        }
         let addr = Va::new(found.addr);
         Ok(Block::new(
             port.clone(),
@@ -172,6 +175,18 @@ impl Front {
             found.hint,
             class_of(found.len),
         ))
+    }
+}
+
+impl Front {
+    /// Tells the history of a block that nobody else knows yet.
+    #[cold]
+    fn tell_allocated(&self, found: &Found, request: &Request<'_>) {
+        if let Some(history) = self.lane.history() {
+            let key = self.lane.stream().key();
+            history.alloc(key, found.addr, found.len, request.len, request.name);
+            history.say();
+        }
     }
 }
 

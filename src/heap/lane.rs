@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 use std::sync::{Arc, Weak};
 
 use super::block::no_block;
@@ -19,6 +19,7 @@ pub(super) use super::state::{After, Alias, Broken, Limbo, State, Stuck, Use};
 use super::state::{Counts, FREED, Granules, RAW};
 use super::{HeapStats, Shared};
 use crate::driver::DriverResult;
+use crate::history::History;
 use crate::pool::{Granule, Held, Holder, Pool};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
@@ -33,6 +34,11 @@ const CROWD: usize = 16;
 /// takes a hundred times as long.
 const LOOKS: u32 = 40;
 
+/// Some owned block has a use that was recorded by address, which its owner does not know of.
+const USED_BY_ADDRESS: u8 = 1;
+/// Every block goes to the history.
+const RECORDED: u8 = 2;
+
 pub(super) struct Lane {
     pub(super) pool: Pool,
     pub(super) config: HeapConfig,
@@ -42,12 +48,12 @@ pub(super) struct Lane {
     largest: u64,
     pub(super) state: Mutex<State>,
     pub(super) pair: Arc<Pair>,
-    /// Some owned block has a use that was recorded by address, which its owner does not know of.
-    used_by_address: AtomicBool,
     /// Belongs to a capture scope, and serves nobody else.
     is_scope: bool,
     /// Nothing may move or leave: the scope is alive.
     pinned: AtomicBool,
+    /// Why no block may be freed without the lock; 0 if any may.
+    watched: AtomicU8,
     heap: Weak<Shared>,
     this: Weak<Self>,
 }
@@ -106,11 +112,12 @@ impl Lane {
                 calm: None,
                 counts: Counts::default(),
                 reservation: Some(reservation),
+                history: None,
             }),
             pair,
-            used_by_address: AtomicBool::new(false),
             is_scope,
             pinned: AtomicBool::new(is_scope),
+            watched: AtomicU8::new(0),
             heap: Arc::downgrade(heap),
             this: this.clone(),
         });
@@ -170,9 +177,58 @@ impl Lane {
         self.range.start().get()
     }
 
+    /// Whether no block may be freed without the lock.
     #[inline]
-    pub(super) fn is_used_by_address(&self) -> bool {
-        self.used_by_address.load(Relaxed)
+    pub(super) fn is_watched(&self) -> bool {
+        self.watched.load(Relaxed) != 0
+    }
+
+    /// What is told of every block, if anything is.
+    pub(super) fn history(&self) -> Option<History> {
+        match self.watched.load(Relaxed) & RECORDED {
+            0 => None,
+            _ => self.state.lock().history.clone(),
+        }
+    }
+
+    /// Sets what is told of every block from now on. What is there already is told at once.
+    pub(super) fn set_history(&self, history: Option<&History>) {
+        if history.is_some() {
+            // Before the magazines are emptied: nobody fills them from here on.
+            self.watched.fetch_or(RECORDED, Relaxed);
+        }
+        let mut state = self.state.lock();
+        state.flush();
+        state.history = history.cloned();
+        match history {
+            Some(history) => {
+                let key = self.stream.key();
+                for one in state.core.placed() {
+                    history.map(key, one.addr, one.len);
+                }
+                let in_limbo = |mark| mark == FREED;
+                for piece in state.core.pieces() {
+                    let Some(mark) = piece.mark else { continue };
+                    let named = state.names.get(&piece.addr);
+                    let requested = named.map_or(piece.len, |named| named.requested);
+                    let name = named.map(|named| &named.name);
+                    history.alloc(key, piece.addr, piece.len, requested, name);
+                    if in_limbo(mark) {
+                        history.free(piece.addr, false);
+                    }
+                }
+            }
+            None => {
+                self.watched.fetch_and(!RECORDED, Relaxed);
+            }
+        }
+    }
+
+    /// Says what was recorded, where subscribers may be called.
+    pub(super) fn say(&self) {
+        if let Some(history) = self.history() {
+            history.say();
+        }
     }
 
     /// The state, for the hot path.
@@ -216,7 +272,11 @@ impl Lane {
 
     /// Frees the block at an address that its owner gave up.
     pub(super) fn free(&self, addr: Va, hint: u32) -> Result<()> {
-        self.lock().free(addr, hint, RAW, true).map(drop)
+        let freed = self.lock().free(addr, hint, RAW, true);
+        if self.is_watched() {
+            self.say();
+        }
+        freed.map(drop)
     }
 
     /// Frees an owned block, and half of the blocks of its length in `magazine`, which is full.
@@ -237,6 +297,10 @@ impl Lane {
                     state.keep(kept);
                 }
             });
+        }
+        drop(state);
+        if self.is_watched() {
+            self.say();
         }
         Ok(())
     }
@@ -265,7 +329,7 @@ impl Lane {
                 return Err(no_block(addr, state.core.is_inside(addr.get())));
             };
             if block.uses != RAW && *stream != self.stream {
-                self.used_by_address.store(true, Relaxed);
+                self.watched.fetch_or(USED_BY_ADDRESS, Relaxed);
             }
         }
         self.record_owned_use(addr, stream)

@@ -215,6 +215,9 @@ impl Lane {
             };
             self.pool.device().driver().unmap(range)?;
             done.released += 1;
+            if let Some(history) = self.history() {
+                history.unmap(self.stream().key(), release.addr, release.len);
+            }
             let granule = self.state.lock().granules.remove(release.id);
             self.no_longer_held(release.len);
             // A refused release keeps the granule idle in the pool, which tries again when it must.
@@ -327,6 +330,15 @@ impl Lane {
             _ if eager => None,
             _ => self.stream().fence().ok(),
         };
+        if let Some(history) = self.history() {
+            let key = self.stream().key();
+            for fill in &order.plan.fills {
+                if let Some((_, old, _)) = fill.old {
+                    history.unmap(key, old, fill.len);
+                }
+                history.map(key, fill.addr, fill.len);
+            }
+        }
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.quick.disturbed();

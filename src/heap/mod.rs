@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::history::History;
 use crate::pool::{Policy, Pool};
 use crate::stream::Stream;
 use crate::sync::{Mutex, RwLock};
@@ -117,6 +118,8 @@ struct Shared {
     /// What lanes did that are gone.
     past: Mutex<HeapStats>,
     on_oom: OnOom,
+    /// What new lanes tell of every block. Taken after `lanes`.
+    history: Mutex<Option<History>>,
 }
 
 impl Heap {
@@ -150,6 +153,7 @@ impl Heap {
                 held: Mutex::new(0),
                 past: Mutex::new(HeapStats::default()),
                 on_oom: OnOom::default(),
+                history: Mutex::new(None),
             }),
         })
     }
@@ -267,6 +271,23 @@ impl Heap {
         sum
     }
 
+    /// Sets where the heap records what it does from now on, instead of where it did before; `None` ends
+    /// recording. Blocks and mappings that exist are recorded as if they came at once.
+    ///
+    /// Operations of other threads that are under way may be missing. See [`History`] for what it costs.
+    pub fn set_history(&self, history: Option<&History>) {
+        // New lanes wait: each is told once.
+        let lanes = self.shared.lanes.write();
+        *self.shared.history.lock() = history.cloned();
+        for lane in lanes.iter() {
+            lane.set_history(history);
+        }
+        drop(lanes);
+        if let Some(history) = history {
+            history.say();
+        }
+    }
+
     /// Recounts the books and compares. Exact only while no other thread is inside an operation of
     /// this heap.
     ///
@@ -368,6 +389,10 @@ impl Shared {
         if let Some(lane) = find(&lanes) {
             drop(lanes);
             return Ok(lane);
+        }
+        let history = self.history.lock().clone();
+        if history.is_some() {
+            fresh.set_history(history.as_ref());
         }
         lanes.push(fresh.clone());
         Ok(fresh)

@@ -32,6 +32,9 @@ impl Lane {
             };
             attempt = attempt.saturating_add(1);
             let heap = self.heap().filter(|_| is_shortage(&error));
+            if is_shortage(&error) {
+                self.tell_short(request.len);
+            }
             let Some(heap) = heap else { return Err(error) };
             let error = heap.explain(error, request, self);
             let name = request.name.map(|name| &**name);
@@ -41,6 +44,19 @@ impl Lane {
                 return Err(error);
             }
         }
+    }
+}
+
+impl Lane {
+    /// Tells the history of a request that found no memory.
+    fn tell_short(&self, requested: u64) {
+        let Some(history) = self.history() else {
+            return;
+        };
+        let info = self.pool.device().memory_info();
+        let free = info.map_or(0, |info| info.free);
+        history.out_of_memory(self.stream().key(), requested, free);
+        history.say();
     }
 }
 

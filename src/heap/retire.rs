@@ -244,6 +244,9 @@ impl Lane {
                 continue;
             }
             bytes += one.len;
+            if let Some(history) = &state.history {
+                history.unmap(self.stream().key(), one.addr, one.len);
+            }
             let granule = state.granules.remove(one.id);
             state.core.dropped(one);
             drop(state);

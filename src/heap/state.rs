@@ -11,6 +11,7 @@ use super::name::Named;
 use super::quick::{Kept, Quick};
 use crate::Result;
 use crate::driver::PhysId;
+use crate::history::History;
 use crate::pool::Granule;
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
@@ -53,6 +54,8 @@ pub(super) struct State {
     pub(super) calm: Option<(Fence, u64)>,
     pub(super) counts: Counts,
     pub(super) reservation: Option<Reservation>,
+    /// What is told of every block, if anything is: then none is kept outside of the lock.
+    pub(super) history: Option<History>,
 }
 
 impl State {
@@ -94,6 +97,9 @@ impl State {
     }
 
     fn refill(&mut self, len: u64, magazine: &Magazine) {
+        if self.history.is_some() {
+            return;
+        }
         magazine.refill(class_of(len), || {
             let kept = self.quick.take(len, UNIT).0?;
             self.core.revive(kept.hint, kept.addr);
@@ -105,6 +111,7 @@ impl State {
 
     /// Frees a kept block in the books.
     fn file(&mut self, kept: Kept) {
+        self.tell_freed(kept.addr);
         self.frees += 1;
         self.quick.disturbed();
         self.core.revive(kept.hint, kept.addr);
@@ -130,6 +137,7 @@ impl State {
                     self.unname(addr.get());
                 }
                 self.frees += 1;
+                self.tell_freed(found.addr);
                 self.keep(Kept {
                     addr: found.addr,
                     len: found.len,
@@ -137,6 +145,7 @@ impl State {
                 });
             }
             Some(uses) => {
+                self.tell(found.addr, false);
                 self.limbo_bytes += found.len;
                 self.limbo.push(Limbo {
                     addr: addr.get(),
@@ -147,6 +156,22 @@ impl State {
             }
         }
         Ok(found.len)
+    }
+
+    /// Tells the history that a block may be used again.
+    #[inline]
+    fn tell_freed(&self, addr: u64) {
+        if self.history.is_some() {
+            self.tell(addr, true);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell(&self, addr: u64, is_complete: bool) {
+        if let Some(history) = &self.history {
+            history.free(addr, is_complete);
+        }
     }
 
     /// Frees every kept block in the books.
@@ -172,6 +197,7 @@ impl State {
             return None;
         };
         self.frees += 1;
+        self.tell_freed(addr);
         Some(Kept {
             addr,
             len: found.len,
@@ -185,6 +211,9 @@ impl State {
         if class_of(kept.len) == 0 {
             // Whoever takes it does not look at the books.
             self.core.revive(kept.hint, kept.addr);
+            if self.history.is_some() {
+                return self.file(kept);
+            }
         }
         if let Some(out) = self.quick.keep(kept) {
             self.file(out);
@@ -208,6 +237,7 @@ impl State {
     pub(super) fn unlimbo(&mut self, one: &Limbo) {
         self.limbo_bytes -= one.len;
         self.quick.disturbed();
+        self.tell_freed(one.addr);
         self.frees += 1;
         self.core.mark(one.addr, 0);
         self.unname(one.addr);

@@ -13,7 +13,9 @@ fn library_dir() -> PathBuf {
     let deps = program.parent().unwrap();
     let dirs = [deps, deps.parent().unwrap()];
     let found = dirs.iter().find(|dir| dir.join("libgranule.so").is_file());
-    found.unwrap_or_else(|| panic!("no libgranule.so in {dirs:?}")).to_path_buf()
+    found
+        .unwrap_or_else(|| panic!("no libgranule.so in {dirs:?}"))
+        .to_path_buf()
 }
 
 /// Compiles a program and runs it. What it prints last must be `passed`.
@@ -24,9 +26,15 @@ fn run(source: &str, device: &str) {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{stem}-{device}"));
     let libraries = library_dir();
     let is_c = source.extension().is_some_and(|e| e == "c");
-    let (compiler, standard) = if is_c { ("cc", "-std=c11") } else { ("c++", "-std=c++17") };
+    let (compiler, standard) = if is_c {
+        ("cc", "-std=c11")
+    } else {
+        ("c++", "-std=c++17")
+    };
     let compiled = Command::new(compiler)
-        .args([standard, "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"])
+        .args([
+            standard, "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
+        ])
         .arg("-D_GNU_SOURCE")
         .arg("-I")
         .arg(root.join("src/capi"))
@@ -56,8 +64,15 @@ fn run(source: &str, device: &str) {
         std::thread::sleep(Duration::from_millis(5));
     }
     let output = child.wait_with_output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && out.ends_with("passed\n"), "{}\n{out}{err}", output.status);
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success() && out.ends_with("passed\n"),
+        "{}\n{out}{err}",
+        output.status
+    );
 }
 
 #[test]
