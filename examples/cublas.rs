@@ -46,7 +46,10 @@ fn run() -> Outcome {
     ensure!(is_there, "there is no CUDA driver here");
     // SAFETY: as above.
     let is_there = unsafe { cudarc::cublas::sys::is_culib_present() };
-    ensure!(is_there, "libcublas is not found; see the head of examples/cublas.rs");
+    ensure!(
+        is_there,
+        "libcublas is not found; see the head of examples/cublas.rs"
+    );
 
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
@@ -102,8 +105,13 @@ fn run() -> Outcome {
         stream.synchronize()?;
         let took = start.elapsed();
         let mut wrong = 0;
-        for (row, column) in (0..rows).step_by(37).flat_map(|r| (0..COLUMNS).step_by(41).map(move |c| (r, c))) {
-            let exact: f32 = (0..INNER).map(|k| element(row, k) * element(k, column)).sum();
+        for (row, column) in (0..rows)
+            .step_by(37)
+            .flat_map(|r| (0..COLUMNS).step_by(41).map(move |c| (r, c)))
+        {
+            let exact: f32 = (0..INNER)
+                .map(|k| element(row, k) * element(k, column))
+                .sum();
             wrong += usize::from(product[row * COLUMNS + column] != exact);
         }
         ensure!(wrong == 0, "{wrong} elements of the product are wrong");

@@ -150,7 +150,9 @@ impl Conf {
 
     /// The pool's settings on a device. The smaller of budget and fraction counts.
     pub(super) fn pool(&self, device: &Device) -> PoolConfig {
-        let part = self.fraction.map(|f| fraction_of(f, device.info().total_memory));
+        let part = self
+            .fraction
+            .map(|f| fraction_of(f, device.info().total_memory));
         let budget = match (self.budget, part) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
@@ -228,7 +230,10 @@ mod tests {
         let error = |text: &str| text.parse::<Conf>().unwrap_err();
         for key in ["expandable_segments", "max_split_size_mb", "budgets"] {
             let got = error(&format!("{key}:1"));
-            assert!(matches!(&got, ConfError::Key { key: k } if k == key), "{got}");
+            assert!(
+                matches!(&got, ConfError::Key { key: k } if k == key),
+                "{got}"
+            );
         }
         assert!(matches!(error("budget"), ConfError::Form { .. }));
         assert!(matches!(error("budget:"), ConfError::Form { .. }));

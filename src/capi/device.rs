@@ -313,7 +313,9 @@ pub extern "C" fn granule_fill(
     guard(|| {
         let (stream, range) = (on(stream)?, range(addr, len)?);
         let driver = stream.device().driver();
-        driver.fill(range, byte, stream.id()).map_err(crate::Error::from)?;
+        driver
+            .fill(range, byte, stream.id())
+            .map_err(crate::Error::from)?;
         Ok(())
     })
 }

@@ -88,7 +88,9 @@ fn layout(arena: &Arena, tensor: &granule_tensor) -> Outcome<(Layout, u64)> {
             false => u64::try_from(strides[i]).map_err(|_| too_far())?,
         };
         let reach = dim.saturating_sub(1).checked_mul(stride);
-        last = reach.and_then(|r| last.checked_add(r)).ok_or_else(too_far)?;
+        last = reach
+            .and_then(|r| last.checked_add(r))
+            .ok_or_else(too_far)?;
         step = step.checked_mul(dim.max(1)).ok_or_else(too_far)?;
     }
     let none = shape.contains(&0);

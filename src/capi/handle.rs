@@ -64,7 +64,9 @@ impl<T> Table<T> {
 
     /// Takes the object out. Drop it without a lock: it may wait.
     pub(super) fn remove(&self, handle: u64) -> Outcome<Arc<T>> {
-        let taken = self.key(handle).and_then(|key| self.slots.write().remove(key));
+        let taken = self
+            .key(handle)
+            .and_then(|key| self.slots.write().remove(key));
         taken.ok_or_else(|| self.stale(handle))
     }
 }

@@ -231,7 +231,10 @@ pub extern "C" fn granule_heap_record_use(
 ) -> granule_status {
     guard(|| {
         let stream = tables().streams.get(stream)?;
-        Ok(tables().heaps.get(heap)?.record_use_raw(Va::new(addr), &stream)?)
+        Ok(tables()
+            .heaps
+            .get(heap)?
+            .record_use_raw(Va::new(addr), &stream)?)
     })
 }
 
@@ -260,7 +263,10 @@ pub unsafe extern "C" fn granule_heap_usable_size(
 ///
 /// `given_back` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn granule_heap_trim(heap: granule_heap, given_back: *mut u64) -> granule_status {
+pub unsafe extern "C" fn granule_heap_trim(
+    heap: granule_heap,
+    given_back: *mut u64,
+) -> granule_status {
     guard(|| {
         let bytes = tables().heaps.get(heap)?.trim();
         if !given_back.is_null() {
@@ -378,7 +384,12 @@ pub unsafe extern "C" fn granule_heap_set_oom_callback(
             let message = CString::new(message).unwrap_or_default();
             // SAFETY: callable with this context, as the caller of the setter promised; the text outlives the call.
             let again = unsafe {
-                callback(context.get(), event.requested, event.attempt, message.as_ptr())
+                callback(
+                    context.get(),
+                    event.requested,
+                    event.attempt,
+                    message.as_ptr(),
+                )
             };
             match again {
                 0 => OomAnswer::Fail,

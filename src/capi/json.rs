@@ -15,14 +15,20 @@ pub(super) fn snapshot(snapshot: &HeapSnapshot) -> String {
 }
 
 fn stream(out: &mut String, stream: &StreamSnapshot) {
-    put(out, format_args!("{{\"stream\":{},\"range\":", stream.stream.0));
+    put(
+        out,
+        format_args!("{{\"stream\":{},\"range\":", stream.stream.0),
+    );
     span(out, &stream.range);
     out.push_str(",\"stats\":");
     stats(out, &stream.stats);
     out.push_str(",\"granules\":");
     list(out, &stream.granules, |out, granule| {
         let (addr, len) = (granule.span.addr.get(), granule.span.len);
-        put(out, format_args!("{{\"addr\":{addr},\"len\":{len},\"phys\":"));
+        put(
+            out,
+            format_args!("{{\"addr\":{addr},\"len\":{len},\"phys\":"),
+        );
         match granule.phys {
             Some(phys) => put(out, format_args!("{}}}", phys.0)),
             None => out.push_str("null}"),

@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use super::conf::Conf;
 use super::device::{granule_device, granule_pool, granule_stream, text};
 use super::error::{
-    Failure, GRANULE_OUT_OF_MEMORY, GRANULE_TOO_LARGE, Out, Outcome, drop_quietly, granule_last_error,
-    granule_status, guard,
+    Failure, GRANULE_OUT_OF_MEMORY, GRANULE_TOO_LARGE, Out, Outcome, drop_quietly,
+    granule_last_error, granule_status, guard,
 };
 use super::handle::tables;
 use super::heap::{granule_heap, granule_heap_stats, snapshot};
@@ -21,9 +21,8 @@ use crate::sync::Mutex;
 use crate::units::Va;
 
 /// Throws a C++ exception with that message: function, file, line, message. `c10::detail::torchCheckFail` is one.
-pub type granule_raise = Option<
-    unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char),
->;
+pub type granule_raise =
+    Option<unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char)>;
 
 /// Whether an allocation on `stream` belongs to a private pool.
 pub type granule_filter =
@@ -63,7 +62,10 @@ pub struct granule_torch_stats {
 ///
 /// Both are null or functions of that type which throw a C++ exception, and may be called from any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn granule_torch_set_raise(out_of_memory: granule_raise, other: granule_raise) {
+pub unsafe extern "C" fn granule_torch_set_raise(
+    out_of_memory: granule_raise,
+    other: granule_raise,
+) {
     *raise().lock() = (out_of_memory, other);
 }
 
@@ -165,7 +167,9 @@ pub unsafe extern "C" fn granule_torch_free(
             return Ok(());
         }
         let size = u64::try_from(size).unwrap_or(0);
-        Ok(sites().get(device)?.free(ptr.expose_provenance() as u64, size)?)
+        Ok(sites()
+            .get(device)?
+            .free(ptr.expose_provenance() as u64, size)?)
     });
 }
 
@@ -200,7 +204,10 @@ pub unsafe extern "C" fn granule_torch_record_stream(ptr: *mut c_void, stream: *
 ///
 /// `size` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn granule_torch_base_alloc(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
+pub unsafe extern "C" fn granule_torch_base_alloc(
+    ptr: *mut c_void,
+    size: *mut usize,
+) -> *mut c_void {
     guard(|| {
         if size.is_null() {
             return Ok(());
@@ -208,7 +215,9 @@ pub unsafe extern "C" fn granule_torch_base_alloc(ptr: *mut c_void, size: *mut u
         // SAFETY: the caller's promise.
         let out = unsafe { Out::new(size, "size") }?;
         let addr = ptr.expose_provenance() as u64;
-        let usable = sites().open().find_map(|site| site.heap.usable_size(Va::new(addr)).ok());
+        let usable = sites()
+            .open()
+            .find_map(|site| site.heap.usable_size(Va::new(addr)).ok());
         out.set(usize::try_from(usable.unwrap_or(0)).unwrap_or(usize::MAX));
         Ok(())
     });
@@ -382,7 +391,10 @@ pub extern "C" fn granule_torch_reset_peaks(device: c_int) -> granule_status {
 ///
 /// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn granule_torch_pool(device: c_int, out: *mut granule_pool) -> granule_status {
+pub unsafe extern "C" fn granule_torch_pool(
+    device: c_int,
+    out: *mut granule_pool,
+) -> granule_status {
     guard(|| {
         // SAFETY: the caller's promise.
         let out = unsafe { Out::new(out, "out") }?;
@@ -404,7 +416,11 @@ pub unsafe extern "C" fn granule_torch_device(
     guard(|| {
         // SAFETY: the caller's promise.
         let out = unsafe { Out::new(out, "out") }?;
-        out.set(tables().devices.insert(sites().get(device)?.device.clone())?);
+        out.set(
+            tables()
+                .devices
+                .insert(sites().get(device)?.device.clone())?,
+        );
         Ok(())
     })
 }
@@ -415,7 +431,10 @@ pub unsafe extern "C" fn granule_torch_device(
 ///
 /// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn granule_torch_heap(device: c_int, out: *mut granule_heap) -> granule_status {
+pub unsafe extern "C" fn granule_torch_heap(
+    device: c_int,
+    out: *mut granule_heap,
+) -> granule_status {
     guard(|| {
         // SAFETY: the caller's promise.
         let out = unsafe { Out::new(out, "out") }?;

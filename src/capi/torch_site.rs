@@ -169,7 +169,10 @@ impl Site {
     /// All streams that memory was allocated or used on.
     pub(super) fn known_streams(&self) -> Vec<Stream> {
         let streams = self.streams.read();
-        streams.iter().map(|(_, heap)| heap.stream().clone()).collect()
+        streams
+            .iter()
+            .map(|(_, heap)| heap.stream().clone())
+            .collect()
     }
 
     fn knows(&self, addr: u64) -> bool {
@@ -190,7 +193,10 @@ impl Site {
 
     /// Bytes asked for and not freed, and the most of them since the last reset.
     pub(super) fn requested(&self) -> (u64, u64) {
-        (self.requested.load(Relaxed), self.requested_peak.load(Relaxed))
+        (
+            self.requested.load(Relaxed),
+            self.requested_peak.load(Relaxed),
+        )
     }
 
     /// Peaks are what there is now.

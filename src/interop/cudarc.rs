@@ -40,8 +40,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, DriverError as CudarcError,
-    SyncOnDrop,
+    CudaContext, CudaEvent, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice,
+    DriverError as CudarcError, SyncOnDrop,
 };
 
 use super::streams::adopt;
@@ -214,7 +214,11 @@ pub fn alloc<T: Pod>(heap: &Heap, len: usize, home: &Arc<CudaStream>) -> Result<
     let ours = stream(heap.pool().device(), home)?;
     Ok(CudaBlock {
         home: Home::new(home)?,
-        block: heap.alloc_aligned(bytes, crate::DEFAULT_ALIGN.max(align_of::<T>() as u64), &ours)?,
+        block: heap.alloc_aligned(
+            bytes,
+            crate::DEFAULT_ALIGN.max(align_of::<T>() as u64),
+            &ours,
+        )?,
         element: PhantomData,
     })
 }

@@ -13,7 +13,9 @@ fn library_dir() -> PathBuf {
     let deps = program.parent().unwrap();
     let dirs = [deps, deps.parent().unwrap()];
     let found = dirs.iter().find(|dir| dir.join("libgranule.so").is_file());
-    found.unwrap_or_else(|| panic!("no libgranule.so in {dirs:?}")).to_path_buf()
+    found
+        .unwrap_or_else(|| panic!("no libgranule.so in {dirs:?}"))
+        .to_path_buf()
 }
 
 /// Compiles a program and runs it. What it prints last must be `passed`.
@@ -24,9 +26,15 @@ fn run(source: &str, device: &str) {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{stem}-{device}"));
     let libraries = library_dir();
     let is_c = source.extension().is_some_and(|e| e == "c");
-    let (compiler, standard) = if is_c { ("cc", "-std=c11") } else { ("c++", "-std=c++17") };
+    let (compiler, standard) = if is_c {
+        ("cc", "-std=c11")
+    } else {
+        ("c++", "-std=c++17")
+    };
     let compiled = Command::new(compiler)
-        .args([standard, "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"])
+        .args([
+            standard, "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
+        ])
         .arg("-D_GNU_SOURCE")
         .arg("-I")
         .arg(root.join("src/capi"))
@@ -40,8 +48,14 @@ fn run(source: &str, device: &str) {
     let said = String::from_utf8_lossy(&compiled.stderr);
     assert!(compiled.status.success(), "{said}");
 
-    let mut child = Command::new(&program)
-        .env("GRANULE_TEST_DEVICE", device)
+    let mut program = Command::new(&program);
+    program.env("GRANULE_TEST_DEVICE", device);
+    wait(program, stem);
+}
+
+/// Runs a program for a while at most.
+fn wait(mut program: Command, stem: &str) {
+    let mut child = program
         .env_remove("GRANULE_DRIVER")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -56,8 +70,15 @@ fn run(source: &str, device: &str) {
         std::thread::sleep(Duration::from_millis(5));
     }
     let output = child.wait_with_output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && out.ends_with("passed\n"), "{}\n{out}{err}", output.status);
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success() && out.ends_with("passed\n"),
+        "{}\n{out}{err}",
+        output.status
+    );
 }
 
 #[test]
@@ -83,6 +104,16 @@ fn what_pytorch_calls_works_from_c() {
 #[test]
 fn a_failed_allocation_throws_through_the_library() {
     run("raise.cpp", "host");
+}
+
+#[test]
+fn the_python_module_knows_the_structures() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut python = Command::new("python3");
+    python
+        .arg(root.join("tests/python/module.py"))
+        .env("GRANULE_LIBRARY", library_dir().join("libgranule.so"));
+    wait(python, "module.py");
 }
 
 #[test]

@@ -59,7 +59,10 @@ fn an_exported_tensor_keeps_its_rows_mapped() {
     let exported: Managed<Legacy> = view.into_dlpack().unwrap();
     assert_eq!(exported.shape(), [10, 3, 4]);
     assert_eq!(exported.strides(), [12, 4, 1]);
-    assert_eq!((exported.ptr(), exported.dtype()), (at, DataType::scalar(1, 16)));
+    assert_eq!(
+        (exported.ptr(), exported.dtype()),
+        (at, DataType::scalar(1, 16))
+    );
     assert_eq!(exported.device().device_type, DlDevice::CPU);
     assert!(exported.is_dense() && !exported.is_read_only());
     assert!(matches!(tensor.try_shrink(10), Err(Error::Pinned { .. })));
@@ -115,12 +118,18 @@ fn what_makes_no_tensor_is_refused() {
         strides: Some(vec![1]),
         ..layout.clone()
     };
-    assert!(matches!(export::<Legacy>(short, ()), Err(Error::Shape { .. })));
+    assert!(matches!(
+        export::<Legacy>(short, ()),
+        Err(Error::Shape { .. })
+    ));
     let negative = Layout {
         shape: vec![-1],
         ..layout
     };
-    assert!(matches!(export::<Legacy>(negative, ()), Err(Error::Shape { .. })));
+    assert!(matches!(
+        export::<Legacy>(negative, ()),
+        Err(Error::Shape { .. })
+    ));
     // SAFETY: null is refused.
     let null = unsafe { Managed::<Legacy>::from_raw(std::ptr::null_mut()) };
     assert!(matches!(null, Err(Error::Shape { .. })));
@@ -130,5 +139,8 @@ fn what_makes_no_tensor_is_refused() {
     let tensor = Arc::new(Tensor::<f32>::new(&pool, &[8], 1000).unwrap());
     let view = tensor.shared_view(..).unwrap();
     let refused = view.into_dlpack::<dlpack::Legacy>();
-    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::Unsupported { .. })),
+        "{refused:?}"
+    );
 }
