@@ -3,8 +3,10 @@
     python3 examples/pytorch/matrix.py --json matrix.json            # six minutes on one H200
     python3 examples/pytorch/matrix.py --jobs serving --allocators native,granule --phases time
 
-Phases: `time` (one allocator after the other), `arena` (serving with caches that grow in place beside those that are
-concatenated), `budget` (bisection between the peak of requested bytes and the peak of reserved ones, several processes at a time;
+In parts, each within a few minutes: `--phases time,arena --json a.json`, then `--phases budget,demo --resume a.json --json b.json`.
+
+Phases: `time` (one allocator after the other), `arena` (with `time`: serving with caches that grow in place beside
+those that are concatenated), `budget` (bisection between the peak of requested bytes and the peak of reserved ones, several processes at a time;
 cudaMallocAsync alone at the end), `demo` (a budget at which the native allocator dies of fragmentation and granule completes).
 """
 
@@ -53,7 +55,7 @@ def timed(runs):
 def phase_time(args, out):
     workers = {name: Worker(name, args.size) for name in args.allocators}
     for name, worker in workers.items():
-        out["machine"][name] = worker.ask(hello=True)
+        out["machine"][name] = worker.ask(hello=True, patience=240)
         say(f"{name}: {out['machine'][name]}")
     for name, worker in workers.items():
         for job in args.jobs:
@@ -103,7 +105,7 @@ def least(args, worker, job, low, high, tolerance):
         if "error" in (trials[-1]["message"] or "") and worker.process.poll() is not None or len(trials) > 4:
             return None, trials
         low, high = high, int(high * 1.03)
-    while high - low > max(unit, int(tolerance * low)):
+    while high - low > max(unit, int(tolerance * low)) and time.time() - START < args.deadline:
         middle = (low + high) // 2 // unit * unit
         if middle <= low:
             break
@@ -120,7 +122,7 @@ def requested(out, job):
     """Peak of requested bytes, from an allocator that counts them."""
     for name in ("granule", "native", "expandable"):
         run = out["time"].get(job, {}).get(name)
-        if run and "error" not in run:
+        if run and run.get("requested_peak"):
             return run["requested_peak"]
     return None
 
@@ -134,7 +136,7 @@ def phase_budget(args, out):
         worker = Worker(name, args.size, quiet=True)
         try:
             # A run without a limit: what it loads lazily must not look like the job's.
-            warm = worker.ask(job=job, steps=2)
+            warm = worker.ask(job=job, steps=2, patience=240)
             if "error" in warm:
                 return job, name, warm
             high = max(run["reserved_peak"], run["cold_reserved_peak"], base) + (2 << 20)
@@ -221,25 +223,33 @@ def main():
     parser.add_argument("--jobs", type=listed, default=JOBS)
     parser.add_argument("--allocators", type=listed, default=ALLOCATORS)
     parser.add_argument("--phases", type=listed, default=("time", "arena", "budget", "demo"))
+    parser.add_argument("--resume", help="go on with the figures of that file, for phases other than time")
+    parser.add_argument("--deadline", type=float, default=500, help="seconds after which bisections end where they are")
     parser.add_argument("--steps", type=int, default=None, help="steps of a job; its own number by default")
     parser.add_argument("--size", choices=("big", "small"), default="big")
     parser.add_argument("--parallel", type=int, default=5, help="processes of the bisection at a time")
     parser.add_argument("--tolerance", type=float, default=0.003, help="of the least budget, as a part of it")
     args = parser.parse_args()
     out = {"machine": {}, "time": {}, "serving": {}, "budget": {}, "demo": {}}
+    if args.resume:
+        with open(args.resume, encoding="utf-8") as file:
+            out.update(json.load(file))
+    elif "time" not in args.phases:
+        parser.error("without the phase time, --resume names a file of an earlier run")
 
     def save():
         if args.json:
             with open(args.json, "w", encoding="utf-8") as file:
                 json.dump(out, file)
 
-    workers = phase_time(args, out)
-    save()
-    if "arena" in args.phases:
-        phase_arena(args, out, workers)
+    if "time" in args.phases:
+        workers = phase_time(args, out)
         save()
-    for worker in workers.values():
-        worker.close()
+        if "arena" in args.phases:
+            phase_arena(args, out, workers)
+            save()
+        for worker in workers.values():
+            worker.close()
     if "budget" in args.phases:
         phase_budget(args, out)
         save()

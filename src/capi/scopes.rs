@@ -26,6 +26,8 @@ const SPARE_EIGHTHS: u64 = 1;
 pub(super) struct Scopes {
     /// Pools that exist and blocks of released ones: while it is 0, nothing here is looked at.
     known: AtomicUsize,
+    /// Pools that allocations may belong to just now.
+    active: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -92,6 +94,7 @@ impl Scopes {
             scope.uses += 1;
         }
         state.active.push((pool, filter));
+        self.active.store(state.active.len(), Relaxed);
         Ok(Begun::Yes)
     }
 
@@ -100,7 +103,9 @@ impl Scopes {
         let ended = {
             let mut state = self.state.lock();
             let at = state.active.iter().rposition(|(id, _)| *id == pool);
-            at.map(|at| state.active.remove(at))
+            let ended = at.map(|at| state.active.remove(at));
+            self.active.store(state.active.len(), Relaxed);
+            ended
         };
         // Without the lock: the filter is somebody else's.
         drop(ended);
@@ -131,7 +136,7 @@ impl Scopes {
 
     /// A block of the pool that an allocation belongs to; `None` if it belongs to none.
     pub(super) fn alloc(&self, size: u64, stream: u64) -> Result<Option<u64>> {
-        if self.known.load(Relaxed) == 0 {
+        if self.active.load(Relaxed) == 0 {
             return Ok(None);
         }
         let active = self.state.lock().active.clone();
@@ -218,5 +223,85 @@ fn free_behind(block: Block, streams: &[Stream]) {
         if let Err(error) = block.record_use(stream) {
             tracing::warn!(%error, "a use of a private pool is not known");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::sim::SimConfig;
+    use crate::units::MIB;
+    use crate::{Device, HeapConfig, Pool, PoolConfig};
+
+    const POOL: PoolId = (3, 4);
+
+    fn heap() -> Heap {
+        let device = Device::sim(SimConfig::default()).unwrap();
+        let pool = Pool::new(&device, PoolConfig::with_budget(64 * MIB)).unwrap();
+        Heap::new(&pool, HeapConfig::default()).unwrap()
+    }
+
+    #[test]
+    fn memory_of_a_pool_goes_to_nobody_else_until_its_release() {
+        let (heap, scopes) = (heap(), Scopes::default());
+        let stream = heap.pool().device().default_stream().unwrap();
+        assert_eq!(scopes.begin(&heap, POOL, None).unwrap(), Begun::Yes);
+        let kept: Vec<u64> = (0..12)
+            .map(|_| scopes.alloc(4 * MIB, 0).unwrap().unwrap())
+            .collect();
+        assert!(kept.iter().all(|addr| scopes.free(*addr, Vec::new)));
+        scopes.end(POOL);
+        assert_eq!(scopes.alloc(MIB, 0).unwrap(), None);
+        assert!(!scopes.free(kept[0], Vec::new), "freed twice");
+        // 48 of 64 MiB are kept, also from somebody in need.
+        assert!(
+            heap.alloc(32 * MIB, &stream)
+                .unwrap_err()
+                .is_out_of_memory()
+        );
+        assert_eq!(heap.trim(), 0);
+        scopes.release(POOL, std::slice::from_ref(&stream));
+        drop(heap.alloc(32 * MIB, &stream).unwrap());
+        assert_eq!(scopes.known.load(Relaxed), 0);
+        assert_eq!(heap.audit().unwrap().blocks, 0);
+    }
+
+    #[test]
+    fn only_what_passes_the_filter_belongs_to_a_pool() {
+        let (heap, scopes) = (heap(), Scopes::default());
+        let on = |wanted: u64| -> Filter { Arc::new(move |stream| stream == wanted) };
+        assert_eq!(scopes.begin(&heap, POOL, Some(on(1))).unwrap(), Begun::Yes);
+        assert_eq!(
+            scopes.begin(&heap, (9, 9), Some(on(2))).unwrap(),
+            Begun::Yes
+        );
+        assert_eq!(scopes.begin(&heap, (5, 5), None).unwrap(), Begun::Ambiguous);
+        let (a, b) = (scopes.alloc(100, 1).unwrap(), scopes.alloc(100, 2).unwrap());
+        assert_eq!(scopes.alloc(100, 3).unwrap(), None);
+        scopes.release(POOL, &[]);
+        // A block that outlives its pool.
+        assert!(scopes.holds(a.unwrap()));
+        assert!(scopes.free(a.unwrap(), Vec::new) && scopes.free(b.unwrap(), Vec::new));
+        assert_eq!(scopes.known.load(Relaxed), 1);
+        scopes.end((9, 9));
+        scopes.end(POOL);
+        scopes.release((9, 9), &[]);
+        assert_eq!(scopes.known.load(Relaxed), 0);
+        assert_eq!(heap.audit().unwrap().blocks, 0);
+    }
+
+    #[test]
+    fn a_kept_block_serves_what_nearly_fills_it() {
+        let (heap, scopes) = (heap(), Scopes::default());
+        scopes.begin(&heap, POOL, None).unwrap();
+        let a = scopes.alloc(8 * MIB, 1).unwrap().unwrap();
+        scopes.free(a, Vec::new);
+        assert_ne!(
+            scopes.alloc(4 * MIB, 1).unwrap(),
+            Some(a),
+            "half of it would be lost"
+        );
+        assert_ne!(scopes.alloc(8 * MIB, 2).unwrap(), Some(a), "another stream");
+        assert_eq!(scopes.alloc(15 * MIB / 2, 1).unwrap(), Some(a));
     }
 }

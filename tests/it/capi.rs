@@ -18,12 +18,22 @@ fn library_dir() -> PathBuf {
         .to_path_buf()
 }
 
+/// The repository: cargo runs tests there, and a test carried to another machine has to be run there too.
+fn root() -> PathBuf {
+    std::env::current_dir().unwrap()
+}
+
 /// Compiles a program and runs it. What it prints last must be `passed`.
 fn run(source: &str, device: &str) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = root();
     let source = root.join("tests/c").join(source);
     let stem = source.file_stem().unwrap().to_str().unwrap();
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{stem}-{device}"));
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let place = match place.is_dir() {
+        true => place.to_path_buf(),
+        false => std::env::temp_dir(),
+    };
+    let program = place.join(format!("{stem}-{device}"));
     let libraries = library_dir();
     let is_c = source.extension().is_some_and(|e| e == "c");
     let (compiler, standard) = if is_c {
@@ -48,8 +58,14 @@ fn run(source: &str, device: &str) {
     let said = String::from_utf8_lossy(&compiled.stderr);
     assert!(compiled.status.success(), "{said}");
 
-    let mut child = Command::new(&program)
-        .env("GRANULE_TEST_DEVICE", device)
+    let mut program = Command::new(&program);
+    program.env("GRANULE_TEST_DEVICE", device);
+    wait(program, stem);
+}
+
+/// Runs a program for a while at most.
+fn wait(mut program: Command, stem: &str) {
+    let mut child = program
         .env_remove("GRANULE_DRIVER")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -98,6 +114,16 @@ fn what_pytorch_calls_works_from_c() {
 #[test]
 fn a_failed_allocation_throws_through_the_library() {
     run("raise.cpp", "host");
+}
+
+#[test]
+fn the_python_module_knows_the_structures() {
+    let root = root();
+    let mut python = Command::new("python3");
+    python
+        .arg(root.join("tests/python/module.py"))
+        .env("GRANULE_LIBRARY", library_dir().join("libgranule.so"));
+    wait(python, "module.py");
 }
 
 #[test]
