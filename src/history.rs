@@ -241,11 +241,14 @@ impl History {
         ring.live.insert(addr, live);
         let event = self.event(stream, HistoryKind::Alloc, addr, len);
         let name = name.cloned();
-        self.push(&mut ring, HistoryEvent {
-            requested,
-            name,
-            ..event
-        });
+        self.push(
+            &mut ring,
+            HistoryEvent {
+                requested,
+                name,
+                ..event
+            },
+        );
     }
 
     /// The block at an address was freed, or asked to be. Says nothing of one that is free already.
@@ -268,11 +271,14 @@ impl History {
         };
         if let Some(live) = live {
             let event = self.event(live.stream, kind, addr, live.len);
-            self.push(ring, HistoryEvent {
-                requested: live.requested,
-                name: live.name,
-                ..event
-            });
+            self.push(
+                ring,
+                HistoryEvent {
+                    requested: live.requested,
+                    name: live.name,
+                    ..event
+                },
+            );
         }
     }
 

@@ -143,7 +143,15 @@ impl Moment {
                 return;
             }
             if count > 0 {
-                let _ = write!(out, "{last}{}", if count > 1 { count.to_string() } else { String::new() } + ";");
+                let _ = write!(
+                    out,
+                    "{last}{}",
+                    if count > 1 {
+                        count.to_string()
+                    } else {
+                        String::new()
+                    } + ";"
+                );
             }
             (last, count) = (symbol, 1);
         };
@@ -300,9 +308,11 @@ fn data(rig: &Rig, report: &Report, watcher: &Watcher) -> String {
         .raw("cell_bytes", cell * PAGE)
         .raw(
             "strips",
-            list(strips.iter().map(|(start, end)| {
-                list([start * PAGE, (end - start) / cell])
-            })),
+            list(
+                strips
+                    .iter()
+                    .map(|(start, end)| list([start * PAGE, (end - start) / cell])),
+            ),
         )
         .raw("moments", list(moments))
         .end()

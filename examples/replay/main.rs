@@ -45,7 +45,9 @@ fn main() -> ExitCode {
     let done = match &args.job {
         Job::Scale => scale::run(&args),
         Job::Model(model) => advice::for_model(&args, model),
-        Job::Files(_) if args.advice => each(&args, |name, trace| advice::for_trace(&args, name, trace)),
+        Job::Files(_) if args.advice => {
+            each(&args, |name, trace| advice::for_trace(&args, name, trace))
+        }
         Job::Files(_) => replay(&args),
     };
     match done {
@@ -92,7 +94,11 @@ fn name(path: &Path, trace: &Trace, count: usize) -> String {
 
 fn replay(args: &Args) -> Outcome {
     let rig = Rig::open(args.kind, args.memory)?;
-    eprintln!("driver: {}, device: {}", rig.device.kind(), rig.device.info());
+    eprintln!(
+        "driver: {}, device: {}",
+        rig.device.kind(),
+        rig.device.info()
+    );
     let mut reports = Vec::new();
     let mut pages = Vec::new();
     let mut failed = None;
@@ -163,10 +169,16 @@ fn one(args: &Args, rig: &Rig, name: &str, trace: &Trace) -> Outcome<Report> {
         return Err(format!("{} words changed under a block", run.mismatches).into());
     }
     let least = match args.least && run.oom.is_none() {
-        true => Some(core::least_budget(rig, trace, setup, &run, |budget, fits| {
-            let says = if fits { "completes" } else { "out of memory" };
-            eprintln!("{name}: budget {}: {says}", Bytes(budget));
-        })?),
+        true => Some(core::least_budget(
+            rig,
+            trace,
+            setup,
+            &run,
+            |budget, fits| {
+                let says = if fits { "completes" } else { "out of memory" };
+                eprintln!("{name}: budget {}: {says}", Bytes(budget));
+            },
+        )?),
         false => None,
     };
     let avoided = avoided(args, trace, setup)?;

@@ -204,7 +204,9 @@ pub fn print_table(reports: &[Report], rig: &Rig) {
         let notes = &report.trace.notes;
         if notes.initial > 0 {
             let count = notes.initial;
-            println!("{name}: {count} blocks were live before the first event and are allocated first");
+            println!(
+                "{name}: {count} blocks were live before the first event and are allocated first"
+            );
         }
         if notes.unknown_frees + notes.replaced > 0 {
             println!(

@@ -48,7 +48,9 @@ pub fn export(args: &Args, rig: &Rig, trace: &Trace) -> Outcome {
     run(rig, trace, &args.setup, budget, &mut recorder)?;
     if let Some(path) = &args.log {
         // What came behind the end is the run's own clearing up.
-        recorder.history.write_log(BufWriter::new(File::create(path)?))?;
+        recorder
+            .history
+            .write_log(BufWriter::new(File::create(path)?))?;
         eprintln!("wrote {}", path.display());
     }
     if let (Some(path), Some((heap, events))) = (&args.export, &recorder.end) {

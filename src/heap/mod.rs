@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::pool::{Policy, Pool};
 use crate::history::History;
+use crate::pool::{Policy, Pool};
 use crate::stream::Stream;
 use crate::sync::{Mutex, RwLock};
 use crate::units::Va;

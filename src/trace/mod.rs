@@ -39,7 +39,7 @@ mod rmm;
 mod torch;
 mod write;
 
-pub use error::{LineFault, Place, PickleFault, TraceError};
+pub use error::{LineFault, PickleFault, Place, TraceError};
 pub use export::TorchSnapshot;
 
 use build::Builder;

@@ -336,7 +336,11 @@ impl Machine {
             0x87 => self.new_list(3, Value::Tuple)?,
             b't' | b'l' => {
                 let count = self.above_mark()?;
-                let kind = if code == b't' { Value::Tuple } else { Value::List };
+                let kind = if code == b't' {
+                    Value::Tuple
+                } else {
+                    Value::List
+                };
                 self.new_list(count, kind)?;
             }
             b'}' => self.new_dict(0)?,
@@ -421,7 +425,10 @@ impl Machine {
     /// Values above the latest mark, which goes.
     fn above_mark(&mut self) -> Result<usize, Stop> {
         let mark = self.marks.pop().ok_or(PickleFault::Stack)?;
-        self.stack.len().checked_sub(mark).ok_or(PickleFault::Stack.into())
+        self.stack
+            .len()
+            .checked_sub(mark)
+            .ok_or(PickleFault::Stack.into())
     }
 
     /// Where the last `count` values begin.
@@ -455,7 +462,10 @@ impl Machine {
         let Value::List(number) = self.stack[start] else {
             return Err(PickleFault::Kind.into());
         };
-        let list = self.lists.get_mut(number as usize).ok_or(PickleFault::Kind)?;
+        let list = self
+            .lists
+            .get_mut(number as usize)
+            .ok_or(PickleFault::Kind)?;
         let before = list.capacity();
         list.extend(self.stack.drain(start + 1..));
         self.used += VALUE * (list.capacity() - before) as u64;
@@ -470,7 +480,10 @@ impl Machine {
         if !count.is_multiple_of(2) {
             return Err(PickleFault::Stack.into());
         }
-        let dict = self.dicts.get_mut(number as usize).ok_or(PickleFault::Kind)?;
+        let dict = self
+            .dicts
+            .get_mut(number as usize)
+            .ok_or(PickleFault::Kind)?;
         let before = dict.capacity();
         for pair in self.stack[start + 1..].chunks_exact(2) {
             if let Value::Text(word) = pair[0]
@@ -493,7 +506,10 @@ impl Machine {
     /// An integer in two's complement, of any length that fits 64 bits.
     fn long<R: BufRead>(&mut self, source: &mut Source<R>, len: u64) -> Result<(), Stop> {
         let mut bytes = [0; 9];
-        let Some(places) = usize::try_from(len).ok().and_then(|len| bytes.get_mut(..len)) else {
+        let Some(places) = usize::try_from(len)
+            .ok()
+            .and_then(|len| bytes.get_mut(..len))
+        else {
             return Err(PickleFault::Integer { bytes: len }.into());
         };
         for place in places.iter_mut() {

@@ -25,7 +25,12 @@ enum Action {
 pub(super) fn read(input: impl BufRead, options: &ReadOptions) -> Result<Vec<Trace>, TraceError> {
     let mut lines = Lines::new(input, options);
     let header = lines.next()?.map(fields::<6>);
-    if !matches!(header, Some(Ok(["Thread", "Time", "Action", "Pointer", "Size", "Stream"]))) {
+    if !matches!(
+        header,
+        Some(Ok([
+            "Thread", "Time", "Action", "Pointer", "Size", "Stream"
+        ]))
+    ) {
         return Err(lines.fault(LineFault::Kind));
     }
     let mut builder = Builder::new(0, options);
@@ -96,12 +101,17 @@ fn time_us(text: &str) -> Result<u64, LineFault> {
     };
     let found = match text.contains(':') {
         true => {
-            let (hours, minutes, seconds) =
-                (whole(parts.next()), whole(parts.next()), whole(parts.next()));
-            let seconds = hours
-                .zip(minutes)
-                .zip(seconds)
-                .and_then(|((h, m), s)| h.checked_mul(60)?.checked_add(m)?.checked_mul(60)?.checked_add(s));
+            let (hours, minutes, seconds) = (
+                whole(parts.next()),
+                whole(parts.next()),
+                whole(parts.next()),
+            );
+            let seconds = hours.zip(minutes).zip(seconds).and_then(|((h, m), s)| {
+                h.checked_mul(60)?
+                    .checked_add(m)?
+                    .checked_mul(60)?
+                    .checked_add(s)
+            });
             seconds.zip(fraction(parts.next()))
         }
         false => whole(parts.next()).zip(fraction(parts.next())),

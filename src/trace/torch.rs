@@ -29,10 +29,7 @@ struct State {
 }
 
 /// The traces of a snapshot.
-pub(super) fn traces(
-    contents: &Contents,
-    options: &ReadOptions,
-) -> Result<Vec<Trace>, TraceError> {
+pub(super) fn traces(contents: &Contents, options: &ReadOptions) -> Result<Vec<Trace>, TraceError> {
     let root = contents.root;
     let mut states: Vec<State> = Vec::new();
     let wrong = |what, why| TraceError::Snapshot {
