@@ -124,6 +124,8 @@ pub mod _documentation {
     pub mod safety {}
     #[doc = include_str!("docs/porting.md")]
     pub mod porting {}
+    #[doc = include_str!("docs/replay.md")]
+    pub mod replay {}
 }
 
 /// The README's examples are tests.

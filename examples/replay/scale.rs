@@ -159,6 +159,8 @@ fn growth(args: &Args) -> Outcome {
     );
     println!("|---|---|---|---|---|---|");
     let mut live = 1000.min(args.scale.live);
+    // Kept until the end, so that none gets memory of another.
+    let mut all = Vec::new();
     loop {
         let before = resident();
         let mut small = Device::new(args, live)?;
@@ -189,6 +191,7 @@ fn growth(args: &Args) -> Outcome {
                 .float("driver_us", driver * 1e3, 1);
             emit(args, &line.end())?;
         }
+        all.push(small);
         if live >= args.scale.live {
             println!();
             return Ok(());

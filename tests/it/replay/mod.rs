@@ -14,7 +14,8 @@ fn data(name: &str) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
 
-const SNAPSHOTS: [&str; 4] = [
+const SNAPSHOTS: [&str; 5] = [
+    "snapshot_oom.pickle",
     "snapshot_2_1.pickle",
     "snapshot_2_11.pickle",
     "snapshot_wrapped.pickle",

@@ -1,11 +1,6 @@
 //! Traces run on every driver, and what a block holds is its own.
 
-use std::sync::Arc;
-
-use granule::driver::cuda::CudaDriver;
-use granule::driver::host::{HostConfig, HostDriver};
-use granule::driver::sim::{SimConfig, SimDriver};
-use granule::driver::{Call, SharedDriver};
+use granule::driver::{Call, DriverKind};
 use granule::units::MIB;
 use granule::{HeapConfig, Rounding};
 
@@ -17,16 +12,17 @@ on_each_driver! {
     every_snapshot_runs_and_no_word_changes
     the_least_budget_is_the_least
     a_budget_that_is_too_small_says_where_it_ends
+    a_recorded_shortage_for_want_of_a_hole_is_served
     settings_reach_the_heap
 }
 
 fn rig(on: On) -> Rig {
-    let inner: SharedDriver = match on {
-        On::Sim => Arc::new(SimDriver::new(SimConfig::default()).unwrap()),
-        On::Host => Arc::new(HostDriver::new(HostConfig::default()).unwrap()),
-        On::Cuda => Arc::new(CudaDriver::open(0).unwrap()),
+    let kind = match on {
+        On::Sim => DriverKind::Sim,
+        On::Host => DriverKind::Host,
+        On::Cuda => DriverKind::Cuda,
     };
-    Rig::over(inner)
+    Rig::open(kind, None).unwrap()
 }
 
 fn every_snapshot_runs_and_no_word_changes(on: On) {
@@ -77,6 +73,20 @@ fn a_budget_that_is_too_small_says_where_it_ends(on: On) {
     assert_eq!(oom.event, run.events);
     assert!(oom.live <= budget && oom.live + oom.requested + 32 * MIB > budget);
     assert!(run.reserved <= budget);
+}
+
+fn a_recorded_shortage_for_want_of_a_hole_is_served(on: On) {
+    let rig = rig(on);
+    let traces = read(&data("snapshot_oom.pickle")).unwrap();
+    let setup = Setup {
+        probe: true,
+        ..Setup::default()
+    };
+    // What that process had: its segment and what the device had free.
+    let capacity = Some(2688 * MIB);
+    let run = run(&rig, &traces[0], &setup, capacity, &mut Unwatched).unwrap();
+    assert!(run.oom.is_none());
+    assert_eq!((run.probes, run.last_probe), ((1, 1), true));
 }
 
 fn settings_reach_the_heap(on: On) {
