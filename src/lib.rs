@@ -138,6 +138,8 @@ pub mod _documentation {
     pub mod porting {}
     #[doc = include_str!("docs/clients.md")]
     pub mod clients {}
+    #[doc = include_str!("docs/replay.md")]
+    pub mod replay {}
 }
 
 /// The README's examples are tests.

@@ -57,17 +57,15 @@ def main():
 
     ooms = 0
     if args.oom:
-        # Every other block of what is free, then one block of more than any hole.
-        kept, free = [], torch.cuda.mem_get_info()[0]
-        piece = max(free // 64, 1 << 21)
+        # One large segment, cut into pieces of which every other is freed: half of it is free, in holes.
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        piece = free // 24 // (1 << 21) * (1 << 21)
+        whole = torch.empty(21 * piece, dtype=torch.uint8, device=device)
+        del whole
+        kept = [torch.empty(piece, dtype=torch.uint8, device=device) for _ in range(21)][::2]
         try:
-            while True:
-                kept.append(torch.empty(piece, dtype=torch.uint8, device=device))
-        except torch.cuda.OutOfMemoryError:
-            ooms += 1
-        kept = kept[::2]
-        try:
-            torch.empty(3 * piece, dtype=torch.uint8, device=device)
+            torch.empty(4 * piece, dtype=torch.uint8, device=device)
         except torch.cuda.OutOfMemoryError:
             ooms += 1
         del kept

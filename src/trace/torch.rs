@@ -305,8 +305,9 @@ fn one(
                 }
             }
             Word::FreeCompleted | Word::Free => {
-                if builder.free(entry.addr, None, time, place)? == Found::Nothing {
-                    builder.notes().unknown_frees += 1;
+                match builder.free(entry.addr, None, time, place)? {
+                    Found::Block => {}
+                    Found::Nothing => builder.notes().unknown_frees += 1,
                 }
             }
             Word::SegmentAlloc | Word::SegmentMap => {

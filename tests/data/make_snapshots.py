@@ -163,6 +163,17 @@ def main():
     write("snapshot_2_11.pickle", snapshot([wide], new, external_annotations=[
         {"stage": "ProfilerStep#1", "name": "step", "device": 0, "time_us": 1_700_000_000_000_100}]))
 
+    # Half of a segment is free, in holes, when more than a hole is asked for.
+    holes = Device(0, 10_000, False, True, 7)
+    holes.free(holes.alloc(2560 * MIB))
+    pieces = [holes.alloc(128 * MIB) for _ in range(20)]
+    for piece in pieces[::2]:
+        holes.free(piece)
+    holes.log("oom", 0, 512 * MIB, device_free=128 * MIB)
+    for piece in pieces[1::4]:
+        holes.free(piece)
+    write("snapshot_oom.pickle", snapshot([holes], old))
+
     # Two devices with work and one without; the C++ writer's protocol.
     devices = [Device(0, 10_000, False, True, 4), Device(1, 10_000, False, True, 5), Device(2, 10_000, False, True, 6)]
     devices[0].run(100)

@@ -33,4 +33,6 @@ mod properties;
 #[cfg(target_os = "linux")]
 mod regressions;
 #[cfg(target_os = "linux")]
+mod replay;
+#[cfg(target_os = "linux")]
 mod tensor;
