@@ -90,6 +90,7 @@
 //! | a pool that is short | fences of deferred shrinks, up to [`PoolConfig::wait`]; 0 turns it off |
 
 mod arena;
+pub mod defrag;
 mod device;
 pub mod driver;
 mod error;

@@ -31,7 +31,6 @@
 
 #![forbid(unsafe_code)]
 
-mod cost;
 mod queue;
 mod races;
 mod space;
@@ -43,11 +42,11 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-pub use cost::{CostTable, Curve, Nanos, Rate};
+pub use super::cost::{CostTable, Curve, Nanos, Rate};
 pub use races::{AccessKind, Race, RaceSide};
 
 use crate::driver::{
-    Access, Call, Capabilities, DeviceInfo, Driver, DriverCode, DriverError, DriverKind,
+    Access, Call, Capabilities, CopyPart, DeviceInfo, Driver, DriverCode, DriverError, DriverKind,
     DriverResult, EventId, GranuleProps, Hold, Kernel, MemoryInfo, PhysId, StreamId, StreamKey,
 };
 use crate::sync::{Condvar, Mutex};
@@ -477,6 +476,10 @@ impl Driver for SimDriver {
 
     fn copy(&self, dst: Va, src: VaRange, stream: StreamId) -> DriverResult<()> {
         self.device(Call::Copy, about(src), |s| s.copy(dst, src, stream))
+    }
+
+    fn copy_batch(&self, parts: &[CopyPart], stream: StreamId) -> DriverResult<()> {
+        self.device(Call::CopyBatch, (0, 0), |s| s.copy_batch(parts, stream))
     }
 
     fn copy_from_host(&self, dst: Va, src: &[u8], stream: StreamId) -> DriverResult<()> {
