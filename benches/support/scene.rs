@@ -55,7 +55,9 @@ impl Layout {
     /// Which pieces are live.
     pub fn live(&self) -> Vec<bool> {
         let before = |i: u64| (i * self.permille).div_ceil(1000);
-        let mut live: Vec<bool> = (0..self.pieces).map(|i| before(i + 1) > before(i)).collect();
+        let mut live: Vec<bool> = (0..self.pieces)
+            .map(|i| before(i + 1) > before(i))
+            .collect();
         if let Pattern::Random(seed) = self.pattern {
             for i in (1..live.len()).rev() {
                 let word = granule::driver::pattern_word(seed, i as u64);
@@ -122,7 +124,11 @@ impl Checker {
     /// Queues a write of a pattern.
     pub fn write(&self, range: VaRange, seed: u64) -> Outcome {
         let kernel = Kernel::WritePattern { range, seed };
-        Ok(self.stream.device().driver().launch(kernel, self.stream.id())?)
+        Ok(self
+            .stream
+            .device()
+            .driver()
+            .launch(kernel, self.stream.id())?)
     }
 
     /// Queues a check of it.
@@ -135,7 +141,11 @@ impl Checker {
             seed,
             mismatches: self.counter.ptr(),
         };
-        Ok(self.stream.device().driver().launch(kernel, self.stream.id())?)
+        Ok(self
+            .stream
+            .device()
+            .driver()
+            .launch(kernel, self.stream.id())?)
     }
 
     /// Words that differed in all checks so far. Waits for the stream.

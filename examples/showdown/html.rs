@@ -70,7 +70,8 @@ pub fn page(all: &Everything<'_>) -> Outcome<String> {
         text += "</table>";
     }
     if !all.rivals.is_empty() {
-        text += "<h2>Rivals</h2><table><tr><th>contender<th>case<th>usable<th>more memory<th>note</tr>";
+        text +=
+            "<h2>Rivals</h2><table><tr><th>contender<th>case<th>usable<th>more memory<th>note</tr>";
         for rival in all.rivals {
             let _ = write!(
                 text,
@@ -111,11 +112,18 @@ fn case(rows: &[Row]) -> String {
         let name = escaped(&row.strategy);
         let Some(usable) = row.usable else {
             let why = escaped(row.why.as_deref().unwrap_or("not possible"));
-            let _ = write!(text, "<tr><td>{name}<td colspan=10 class=\"why\">{why}</tr>");
+            let _ = write!(
+                text,
+                "<tr><td>{name}<td colspan=10 class=\"why\">{why}</tr>"
+            );
             continue;
         };
         let shown = |time: Option<std::time::Duration>| time.map_or("-".to_owned(), show);
-        let class = if Some(usable) == best { " class=\"best\"" } else { "" };
+        let class = if Some(usable) == best {
+            " class=\"best\""
+        } else {
+            ""
+        };
         let _ = write!(
             text,
             "<tr><td>{name}<td{class}>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>",
@@ -172,7 +180,9 @@ fn times(area: &DrawingArea<SVGBackend<'_>, Shift>, rows: &[Row]) -> Outcome {
 }
 
 fn ratios(area: &DrawingArea<SVGBackend<'_>, Shift>, rows: &[Row]) -> Outcome {
-    let all = series(rows, |piece, time| Some(time / time_of(rows, piece, "hybrid")?));
+    let all = series(rows, |piece, time| {
+        Some(time / time_of(rows, piece, "hybrid")?)
+    });
     lines(area, "times hybrid's", &all)
 }
 
@@ -205,7 +215,10 @@ fn lines(
     for (name, colour, points) in all {
         let (colour, width) = (*colour, if *name == "hybrid" { 3 } else { 2 });
         chart
-            .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(width)))?
+            .draw_series(LineSeries::new(
+                points.iter().copied(),
+                colour.stroke_width(width),
+            ))?
             .label(*name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }
@@ -239,10 +252,20 @@ fn bars(area: &DrawingArea<SVGBackend<'_>, Shift>, all: &Everything<'_>) -> Outc
         .y_desc("kernel slower (%)")
         .draw()?;
     chart.draw_series(all.slowdown.iter().zip(0..).map(|(slow, i)| {
-        let colour = if slow.is_remap { COLOURS[0].1 } else { COLOURS[2].1 };
+        let colour = if slow.is_remap {
+            COLOURS[0].1
+        } else {
+            COLOURS[2].1
+        };
         let at = f64::from(i);
-        Rectangle::new([(at + 0.2, 0.0), (at + 0.8, slow.percent.max(0.0))], colour.filled())
+        Rectangle::new(
+            [(at + 0.2, 0.0), (at + 0.8, slow.percent.max(0.0))],
+            colour.filled(),
+        )
     }))?;
-    chart.draw_series(LineSeries::new([(0.0, 3.0), (n as f64, 3.0)], BLACK.stroke_width(1)))?;
+    chart.draw_series(LineSeries::new(
+        [(0.0, 3.0), (n as f64, 3.0)],
+        BLACK.stroke_width(1),
+    ))?;
     Ok(())
 }

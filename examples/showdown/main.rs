@@ -23,7 +23,7 @@ mod contender;
 mod html;
 mod output;
 #[path = "../../benches/support/scene.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, missing_docs, missing_debug_implementations)]
 mod scene;
 mod slowdown;
 #[path = "../support/mod.rs"]
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 }
 
 /// What every part of the program needs.
-pub struct Stage {
+struct Stage {
     pub device: Device,
     pub record: Arc<RecordDriver>,
     pub stream: Stream,
@@ -157,7 +157,14 @@ fn run() -> Outcome {
         print!("{}", output::rivals(&rivals));
     }
     let verdicts = output::verdicts(&rows, &slow, stage.is_cuda());
-    println!("\nAgainst the goals{}:", if stage.is_cuda() { "" } else { " (host figures!)" });
+    println!(
+        "\nAgainst the goals{}:",
+        if stage.is_cuda() {
+            ""
+        } else {
+            " (host figures!)"
+        }
+    );
     verdicts.iter().for_each(|line| println!("  {line}"));
     let all = output::Everything {
         machine: machine(&stage),
@@ -210,9 +217,12 @@ fn layouts(stage: &Stage) -> Vec<(Case, Layout)> {
     };
     let pieces = |piece: u64| {
         let most = stage.most / piece * 2 / 3;
-        let wanted = (4 * GIB / piece).clamp(32, 512).min(most);
+        let wanted = match stage.is_cuda() {
+            true => (4 * GIB / piece).clamp(32, 512),
+            false => 16,
+        };
         // A power of two, so that the buddy systems have their places.
-        1u64 << wanted.max(8).ilog2()
+        1u64 << wanted.min(most).max(8).ilog2()
     };
     let mut cases = Vec::new();
     let mut add = |group, layout: Layout| {
@@ -230,14 +240,19 @@ fn layouts(stage: &Stage) -> Vec<(Case, Layout)> {
         _ => &[2 * MIB],
     };
     for piece in some {
-        for permille in [250, 750, 900] {
+        let occupancies: &[u64] = if stage.is_cuda() {
+            &[250, 750, 900]
+        } else {
+            &[750]
+        };
+        for permille in occupancies.iter().copied() {
             let layout = Layout {
                 permille,
                 ..Layout::halved(*piece, pieces(*piece))
             };
             add("other occupancies", layout);
         }
-        for seed in 1..=2 {
+        for seed in 1..=if stage.is_cuda() { 2 } else { 1 } {
             let layout = Layout {
                 pattern: Pattern::Random(seed),
                 ..Layout::halved(*piece, pieces(*piece))
@@ -297,7 +312,11 @@ fn case_rows(stage: &mut Stage, case: &Case, layout: &Layout) -> Outcome<Vec<Row
 }
 
 /// A sample, or why the strategy cannot serve this.
-pub fn ask(stage: &mut Stage, scene: &Scene, strategy: Strategy) -> Outcome<Result<Sample, String>> {
+pub fn ask(
+    stage: &mut Stage,
+    scene: &Scene,
+    strategy: Strategy,
+) -> Outcome<Result<Sample, String>> {
     let record = stage.record.clone();
     let calls = move || record.snapshot().total().calls;
     match scene.ask(strategy, &mut stage.checker, &calls) {
@@ -313,14 +332,14 @@ pub fn ask(stage: &mut Stage, scene: &Scene, strategy: Strategy) -> Outcome<Resu
 }
 
 /// How long the caller waits, and how much later the stream is done, when it has work queued.
-fn busy(
-    stage: &mut Stage,
-    pool: &granule::Pool,
-    layout: &Layout,
-    rows: &mut [Row],
-) -> Outcome {
+fn busy(stage: &mut Stage, pool: &granule::Pool, layout: &Layout, rows: &mut [Row]) -> Outcome {
     let nanos = 3_000_000;
-    let spin = |stream: &Stream| stage.device.driver().launch(Kernel::Spin { nanos }, stream.id());
+    let spin = |stream: &Stream| {
+        stage
+            .device
+            .driver()
+            .launch(Kernel::Spin { nanos }, stream.id())
+    };
     let mut alone = Vec::new();
     for _ in 0..5 {
         let start = Instant::now();

@@ -147,7 +147,12 @@ fn shown(time: Option<Duration>) -> String {
 
 /// The rows of one case.
 pub fn table(case: &Case, rows: &[Row]) -> String {
-    let mut text = format!("\n{}: {}; {} wanted\n", case.group, case.name, Bytes(case.want));
+    let mut text = format!(
+        "\n{}: {}; {} wanted\n",
+        case.group,
+        case.name,
+        Bytes(case.want)
+    );
     let head = "strategy               |   usable | predicted | caller   | unmap later | copied    | calls | extra     | pointers | busy: caller, stream late";
     let _ = writeln!(text, "{head}\n{}", "-".repeat(head.len()));
     for row in rows {
@@ -307,9 +312,8 @@ pub fn verdicts(rows: &[Row], slow: &[Slow], is_cuda: bool) -> Vec<String> {
         .map(|r| r.case.piece)
         .collect();
     sizes.dedup();
-    let against = |piece, other: &str| {
-        Some(time_of(rows, piece, other)? / time_of(rows, piece, "remap")?)
-    };
+    let against =
+        |piece, other: &str| Some(time_of(rows, piece, other)? / time_of(rows, piece, "remap")?);
     for piece in &sizes {
         let [slide, evacuate] = ["copy compaction", "copy evacuation"].map(|s| against(*piece, s));
         let (Some(slide), Some(evacuate)) = (slide, evacuate) else {
@@ -321,7 +325,10 @@ pub fn verdicts(rows: &[Row], slow: &[Slow], is_cuda: bool) -> Vec<String> {
             _ => None,
         };
         let verdict = least.map_or(String::new(), |least| {
-            format!(", goal {least:.0} against compaction: {}", reached(slide >= least))
+            format!(
+                ", goal {least:.0} against compaction: {}",
+                reached(slide >= least)
+            )
         });
         lines.push(format!(
             "{}: remapping is {slide:.2} times sooner than copy compaction, {evacuate:.2} times \
@@ -334,7 +341,12 @@ pub fn verdicts(rows: &[Row], slow: &[Slow], is_cuda: bool) -> Vec<String> {
         let Some(hybrid) = time_of(rows, *piece, "hybrid") else {
             continue;
         };
-        for single in ["remap", "copy compaction", "copy evacuation", "generational"] {
+        for single in [
+            "remap",
+            "copy compaction",
+            "copy evacuation",
+            "generational",
+        ] {
             let ratio = time_of(rows, *piece, single).map_or(0.0, |time| hybrid / time);
             if ratio > worst.0 {
                 worst = (ratio, *piece, single);
@@ -354,8 +366,14 @@ pub fn verdicts(rows: &[Row], slow: &[Slow], is_cuda: bool) -> Vec<String> {
         .iter()
         .filter(|r| r.strategy == "remap" && r.usable.is_some())
         .all(|r| r.copied == 0 && r.pointers == 0);
-    lines.push(format!("remap: no byte copied, no pointer changed: {}", reached(untouched)));
-    let remaps = slow.iter().filter(|s| s.is_remap).min_by(|a, b| a.percent.total_cmp(&b.percent));
+    lines.push(format!(
+        "remap: no byte copied, no pointer changed: {}",
+        reached(untouched)
+    ));
+    let remaps = slow
+        .iter()
+        .filter(|s| s.is_remap)
+        .min_by(|a, b| a.percent.total_cmp(&b.percent));
     if let Some(best) = remaps {
         lines.push(format!(
             "beside {}: {:.2} % slower; goal under 3 %: {}",

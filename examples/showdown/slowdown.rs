@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use granule::defrag::{Age, Bound, Goal, MovableBlock, Strategy};
+use granule::defrag::{Bound, Goal, MovableBlock, Strategy};
 use granule::driver::Kernel;
 use granule::units::{Bytes, GIB, MIB, VaRange};
 use granule::{Arena, Pool, PoolConfig};
@@ -67,8 +67,8 @@ pub fn measure(stage: &mut Stage) -> Outcome<Vec<Slow>> {
             8 * MIB,
             Phase {
                 rounds: 2,
-                batch: 4,
-                length: Duration::from_millis(100),
+                batch: 2,
+                length: Duration::from_millis(50),
             },
             vec![2 * MIB],
         ),
@@ -173,7 +173,6 @@ fn beside(
     // Someone who looks at the blocks still finds them apart and whole.
     heap.audit()?;
     drop(blocks);
-    let _ = Age::Old;
     Ok(Slow {
         name: format!("{}, pieces of {}", kind.strategy, Bytes(kind.piece)),
         is_remap: kind.strategy == Strategy::Remap,

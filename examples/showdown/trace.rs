@@ -34,7 +34,9 @@ fn read(path: &str) -> Outcome<Vec<Event>> {
         let words: Vec<&str> = line.split(',').map(str::trim).collect();
         let number_at = |i: usize| -> Outcome<u64> {
             let word = words.get(i).copied().unwrap_or_default();
-            Ok(word.parse().map_err(|_| format!("{path}:{number}: {word:?} is no number"))?)
+            Ok(word
+                .parse()
+                .map_err(|_| format!("{path}:{number}: {word:?} is no number"))?)
         };
         match words.first().copied() {
             Some("a") => events.push(Event::Alloc(number_at(1)?, number_at(2)?)),
@@ -118,12 +120,7 @@ pub fn rows(stage: &mut Stage, path: &str) -> Outcome<Vec<Row>> {
 }
 
 /// The heap as it is after these events; asked for are three quarters of what is free.
-fn replay(
-    stage: &Stage,
-    pool: &granule::Pool,
-    granule: u64,
-    events: &[Event],
-) -> Outcome<Scene> {
+fn replay(stage: &Stage, pool: &granule::Pool, granule: u64, events: &[Event]) -> Outcome<Scene> {
     let config = MovableConfig {
         granule,
         on_failure: false,

@@ -299,10 +299,26 @@ impl Books {
                 counted,
             }),
         };
-        same("live bytes", self.live, self.blocks.values().map(|b| b.len).sum())?;
-        same("free bytes", self.free_bytes, self.free.values().map(|r| r.len).sum())?;
-        same("free runs", self.free.len() as u64, self.by_size.len() as u64)?;
-        same("blocks", self.blocks.len() as u64, self.by_place.len() as u64)?;
+        same(
+            "live bytes",
+            self.live,
+            self.blocks.values().map(|b| b.len).sum(),
+        )?;
+        same(
+            "free bytes",
+            self.free_bytes,
+            self.free.values().map(|r| r.len).sum(),
+        )?;
+        same(
+            "free runs",
+            self.free.len() as u64,
+            self.by_size.len() as u64,
+        )?;
+        same(
+            "blocks",
+            self.blocks.len() as u64,
+            self.by_place.len() as u64,
+        )?;
         for (&offset, id) in &self.by_place {
             let at = self.blocks.get(id).map_or(u64::MAX, |b| b.offset);
             same("place of a block", offset, at)?;
@@ -320,12 +336,20 @@ impl Books {
             end = at + len;
             for slot in at / self.unit..end.div_ceil(self.unit) {
                 let slot = usize::try_from(slot).ok().and_then(|i| self.slots.get(i));
-                same("bytes in slots that are not mapped", 0, u64::from(slot != Some(&Slot::Mapped)))?;
+                same(
+                    "bytes in slots that are not mapped",
+                    0,
+                    u64::from(slot != Some(&Slot::Mapped)),
+                )?;
             }
         }
         let mut last = None;
         for (&at, run) in &self.free {
-            same("neighbours that are not joined", 0, u64::from(last == Some(at)))?;
+            same(
+                "neighbours that are not joined",
+                0,
+                u64::from(last == Some(at)),
+            )?;
             last = Some(at + run.len);
         }
         Ok(())

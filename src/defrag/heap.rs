@@ -138,7 +138,8 @@ impl MovableHeap {
     /// As [`alloc`](Self::alloc).
     pub fn alloc_aged(&self, size: u64, age: Age, stream: &Stream) -> Result<MovableBlock> {
         let strategy = self.inner.config.strategy;
-        self.alloc_by(strategy, size, age, stream).map(|found| found.0)
+        self.alloc_by(strategy, size, age, stream)
+            .map(|found| found.0)
     }
 
     /// As [`alloc_aged`](Self::alloc_aged), by a strategy of one's own; and what the pass did, if one
@@ -453,7 +454,9 @@ impl Drop for Inner {
         );
         let mut remains = remains;
         let retry = move |driver: &dyn Driver| remains.tear_down(driver);
-        self.pool.device().give_back("movable heap", Box::new(retry));
+        self.pool
+            .device()
+            .give_back("movable heap", Box::new(retry));
     }
 }
 

@@ -139,7 +139,8 @@ impl Inner {
             }
         }
         let mut heap = self.heap.lock();
-        gone.into_iter().for_each(|slot| heap.books.slots[slot] = Slot::Hole);
+        gone.into_iter()
+            .for_each(|slot| heap.books.slots[slot] = Slot::Hole);
         heap.stale.extend(kept);
         calls
     }
@@ -259,7 +260,9 @@ impl Remains {
     ) -> Self {
         let unit = books.unit;
         let mut uses = Uses::default();
-        let mut slots: Vec<usize> = (0..granules.len()).filter(|i| granules[*i].is_some()).collect();
+        let mut slots: Vec<usize> = (0..granules.len())
+            .filter(|i| granules[*i].is_some())
+            .collect();
         let mut kept: Vec<Granule> = granules.drain(..).flatten().collect();
         for stale in stale.drain(..) {
             uses.join(&stale.uses);

@@ -203,11 +203,7 @@ impl Inner {
     }
 
     /// Takes all granules of a step out of the books, or none.
-    fn start_legs(
-        &self,
-        list: &[Remapping],
-        fresh: &mut Vec<Granule>,
-    ) -> Result<Option<Vec<Leg>>> {
+    fn start_legs(&self, list: &[Remapping], fresh: &mut Vec<Granule>) -> Result<Option<Vec<Leg>>> {
         let mut heap = self.heap.lock();
         let unit = heap.books.unit;
         let as_planned = list.iter().all(|one| {
@@ -275,7 +271,9 @@ impl Inner {
         let ranges: Vec<VaRange> = legs.iter().map(|leg| leg.range).collect();
         self.open(&ranges, tally)?;
         if self.pool.shared().zeroes() {
-            let dirty = legs.iter().filter(|leg| leg.granule.as_ref().is_some_and(Granule::is_dirty));
+            let dirty = legs
+                .iter()
+                .filter(|leg| leg.granule.as_ref().is_some_and(Granule::is_dirty));
             for leg in dirty {
                 *zeroed = true;
                 driver.fill(leg.range, 0, stream.id())?;
@@ -330,7 +328,8 @@ impl Inner {
         let held: Vec<usize> = stuck.iter().map(|stale| stale.slot).collect();
         self.return_legs(legs);
         let mut heap = self.heap.lock();
-        held.into_iter().for_each(|slot| heap.books.slots[slot] = Slot::Busy);
+        held.into_iter()
+            .for_each(|slot| heap.books.slots[slot] = Slot::Busy);
         heap.stale.extend(stuck);
     }
 
@@ -383,7 +382,8 @@ impl Inner {
                     block.moving = true;
                 }
             }
-            legs.iter().for_each(|leg| heap.books.slots[leg.1] = Slot::Busy);
+            legs.iter()
+                .for_each(|leg| heap.books.slots[leg.1] = Slot::Busy);
         }
         let mut mapped: Vec<(usize, VaRange)> = Vec::new();
         let done = self.map_live(&legs, &mut mapped, tally);

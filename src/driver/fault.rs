@@ -4,8 +4,8 @@ use std::any::Any;
 use std::collections::HashMap;
 
 use super::{
-    Access, Call, CopyPart, DeviceInfo, Driver, DriverCode, DriverError, DriverKind, DriverResult, EventId,
-    GranuleProps, Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
+    Access, Call, CopyPart, DeviceInfo, Driver, DriverCode, DriverError, DriverKind, DriverResult,
+    EventId, GranuleProps, Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
 };
 use crate::sync::Mutex;
 use crate::units::{Va, VaRange};

@@ -308,7 +308,10 @@ mod tests {
             assert!(table.copy(len).0 >= known.copy(len).0, "{len}");
             assert!(table.copy(len).0 <= (known.copy(len) + launching).0);
         }
-        assert_eq!(sim.live().granules + sim.live().reservations + sim.live().streams, 0);
+        assert_eq!(
+            sim.live().granules + sim.live().reservations + sim.live().streams,
+            0
+        );
     }
 
     #[test]

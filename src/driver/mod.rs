@@ -22,9 +22,9 @@ pub mod fault;
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub mod host;
+mod measure;
 pub mod record;
 pub mod sim;
-mod measure;
 mod types;
 
 pub use measure::{MeasureConfig, measure};

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::{
-    Access, Call, CopyPart, DeviceInfo, Driver, DriverCode, DriverKind, DriverResult, EventId, GranuleProps,
-    Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
+    Access, Call, CopyPart, DeviceInfo, Driver, DriverCode, DriverKind, DriverResult, EventId,
+    GranuleProps, Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
 };
 use crate::sync::Mutex;
 use crate::units::{Va, VaRange};

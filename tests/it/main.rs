@@ -19,6 +19,8 @@ mod arena;
 mod bad_input;
 mod conformance;
 #[cfg(target_os = "linux")]
+mod defrag;
+#[cfg(target_os = "linux")]
 mod faults;
 #[cfg(target_os = "linux")]
 mod heap;

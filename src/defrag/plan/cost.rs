@@ -83,7 +83,11 @@ impl Planner<'_> {
                     let before = self.copying(bulk, small);
                     bulk += large.iter().map(|one| one.len).sum::<u64>();
                     small += rest.iter().map(|one| one.len).sum::<u64>();
-                    let gap = if launches > 0 { self.table.kernel } else { Nanos::ZERO };
+                    let gap = if launches > 0 {
+                        self.table.kernel
+                    } else {
+                        Nanos::ZERO
+                    };
                     launches += calls;
                     let work = self.copying(bulk, small).since(before) + gap;
                     device_free = device_free.max(sum.host) + work;

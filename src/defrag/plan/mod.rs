@@ -13,8 +13,8 @@ mod state;
 mod tests;
 mod window;
 
-pub use state::{Piece, Slot, State};
 pub use cost::{BATCH_PARTS, BULK, Prediction};
+pub use state::{Piece, Slot, State};
 
 use window::Mode;
 
@@ -200,9 +200,7 @@ pub fn plan(
     let planner = Planner { state, table };
     let rounded = crate::units::round_up(want.max(1), state.align.max(1));
     let made = match rounded {
-        Some(want) if state.is_sound() && want <= state.len() => {
-            planner.by(strategy, want, lazy)
-        }
+        Some(want) if state.is_sound() && want <= state.len() => planner.by(strategy, want, lazy),
         _ => None,
     };
     made.map(|found| Plan {

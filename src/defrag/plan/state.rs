@@ -97,8 +97,9 @@ impl State {
     pub fn waste_permille(&self) -> u64 {
         match self.mapped() {
             0 => 0,
-            mapped => u64::try_from(u128::from(self.free()) * 1000 / u128::from(mapped))
-                .unwrap_or(1000),
+            mapped => {
+                u64::try_from(u128::from(self.free()) * 1000 / u128::from(mapped)).unwrap_or(1000)
+            }
         }
     }
 
@@ -158,7 +159,10 @@ impl State {
                 && piece.offset >= last
                 && piece.offset % self.align == 0
                 && round_up(piece.len, self.align) == Some(piece.len)
-                && piece.offset.checked_add(piece.len).is_some_and(|e| e <= self.len());
+                && piece
+                    .offset
+                    .checked_add(piece.len)
+                    .is_some_and(|e| e <= self.len());
             if !fits {
                 return false;
             }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use proptest::prelude::{Just, ProptestConfig, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
+use proptest::prelude::{
+    Just, ProptestConfig, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest,
+};
 use proptest::strategy::Strategy as Shape;
 
 use super::*;
@@ -23,7 +25,11 @@ impl Model {
     fn of(state: &State) -> Self {
         Self {
             slots: state.slots.clone(),
-            pieces: state.pieces.iter().map(|p| (p.id, (p.offset, p.len))).collect(),
+            pieces: state
+                .pieces
+                .iter()
+                .map(|p| (p.id, (p.offset, p.len)))
+                .collect(),
             unit: state.granule,
             pool: state.idle + state.creatable,
         }
@@ -329,10 +335,20 @@ fn without_free_addresses_whole_live_granules_are_remapped() {
     let mut state = checkerboard(UNIT, UNIT, 4);
     state.align = ALIGN;
     state.slots.truncate(10);
-    let made = plan(&state, Strategy::Remap, 4 * UNIT, &table(), &Lazy::default()).unwrap();
+    let made = plan(
+        &state,
+        Strategy::Remap,
+        4 * UNIT,
+        &table(),
+        &Lazy::default(),
+    )
+    .unwrap();
     check(&state, &made).unwrap();
     assert_eq!(made.predicted.bytes_copied, 0);
-    assert!(made.steps.iter().any(|step| matches!(step, Step::Shift(_))), "{made:?}");
+    assert!(
+        made.steps.iter().any(|step| matches!(step, Step::Shift(_))),
+        "{made:?}"
+    );
 }
 
 #[test]
@@ -341,19 +357,31 @@ fn the_lazy_buddy_waits_for_its_threshold_and_its_interval() {
     state.align = ALIGN;
     state.creatable = 9;
     let by = |state: &State| {
-        plan(state, Strategy::LazyBuddy, 2 * UNIT, &table(), &Lazy::default())
-            .unwrap()
-            .predicted
+        plan(
+            state,
+            Strategy::LazyBuddy,
+            2 * UNIT,
+            &table(),
+            &Lazy::default(),
+        )
+        .unwrap()
+        .predicted
     };
     assert!(by(&state).extra_memory > 0, "the last pass was just now");
     state.since_last = Duration::from_secs(5);
-    assert_eq!((by(&state).extra_memory, by(&state).bytes_copied), (0, UNIT));
+    assert_eq!(
+        (by(&state).extra_memory, by(&state).bytes_copied),
+        (0, UNIT)
+    );
     let lazy = Lazy {
         waste_permille: 500,
         ..Lazy::default()
     };
     let patient = plan(&state, Strategy::LazyBuddy, 2 * UNIT, &table(), &lazy).unwrap();
-    assert!(patient.predicted.extra_memory > 0, "half is wasted, no more");
+    assert!(
+        patient.predicted.extra_memory > 0,
+        "half is wasted, no more"
+    );
 }
 
 #[test]
@@ -361,13 +389,27 @@ fn old_blocks_stay_where_young_ones_do() {
     let mut state = checkerboard(UNIT, UNIT, 6);
     state.align = ALIGN;
     state.pieces[4].young = true;
-    let minor = plan(&state, Strategy::Generational, 3 * UNIT, &table(), &Lazy::default()).unwrap();
+    let minor = plan(
+        &state,
+        Strategy::Generational,
+        3 * UNIT,
+        &table(),
+        &Lazy::default(),
+    )
+    .unwrap();
     let Some(Step::Copy(moves)) = minor.steps.first() else {
         panic!("{minor:?}")
     };
     assert_eq!(moves.iter().map(|m| m.id).collect::<Vec<_>>(), [4]);
     state.pieces[4].young = false;
-    let major = plan(&state, Strategy::Generational, 3 * UNIT, &table(), &Lazy::default()).unwrap();
+    let major = plan(
+        &state,
+        Strategy::Generational,
+        3 * UNIT,
+        &table(),
+        &Lazy::default(),
+    )
+    .unwrap();
     check(&state, &major).unwrap();
 }
 

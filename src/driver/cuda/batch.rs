@@ -112,7 +112,16 @@ impl Core {
         let mut pointers = [std::ptr::from_ref(arguments).cast_mut().cast()];
         // SAFETY: the kernel's one parameter is a block of bytes laid out as `Arguments`; libcuda
         // copies it before it returns. The addresses in it were checked to be device memory.
-        unsafe { self.start_with(bound, call, kernels.copy_batch(), grid, &mut pointers, stream) }
+        unsafe {
+            self.start_with(
+                bound,
+                call,
+                kernels.copy_batch(),
+                grid,
+                &mut pointers,
+                stream,
+            )
+        }
     }
 }
 
@@ -143,7 +152,9 @@ mod tests {
 
     #[test]
     fn a_full_list_still_ends() {
-        let many: Vec<CopyPart> = (0..PARTS as u64).map(|i| part(i << 20, 1 << 40, 16)).collect();
+        let many: Vec<CopyPart> = (0..PARTS as u64)
+            .map(|i| part(i << 20, 1 << 40, 16))
+            .collect();
         assert_eq!(Arguments::new(&many).list[PARTS][3], u64::MAX);
         assert!(size_of::<Arguments>() <= 4096);
     }

@@ -329,7 +329,10 @@ mod tests {
             assert_eq!(list.matches(".param .u64").count(), parameters, "{entry}");
             assert_eq!(list.matches(".param").count(), parameters, "{entry}");
         }
-        let block = format!(".param .align 8 .b8 args[{}]", super::super::batch::ARGUMENT_BYTES);
+        let block = format!(
+            ".param .align 8 .b8 args[{}]",
+            super::super::batch::ARGUMENT_BYTES
+        );
         assert!(PTX.contains(&block), "{block}");
         assert!(PTX.contains(COPY_BATCH.to_str().unwrap()));
         assert_eq!(PTX.matches(".entry").count(), 6);

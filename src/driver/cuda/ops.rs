@@ -10,8 +10,8 @@ use super::bindings as sys;
 use super::context::{Core, done, event_handle, id, length, stream_handle};
 use super::kernels;
 use crate::driver::{
-    Access, Call, CopyPart, DeviceInfo, Driver, DriverCode, DriverError, DriverKind, DriverResult, EventId,
-    GranuleProps, Hold, Kernel, MemoryInfo, PhysId, StreamId, StreamKey,
+    Access, Call, CopyPart, DeviceInfo, Driver, DriverCode, DriverError, DriverKind, DriverResult,
+    EventId, GranuleProps, Hold, Kernel, MemoryInfo, PhysId, StreamId, StreamKey,
 };
 use crate::units::{Va, VaRange};
 
