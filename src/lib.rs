@@ -52,6 +52,7 @@
 //! * Hold memory: [`Tensor`] (elements and a shape), [`Arena`] (bytes), several at once:
 //!   [`Arena::grow_all`]; blocks of any size: [`Heap`], [`StreamHeap`], [`Block`]. See what a
 //!   heap holds: [`HeapSnapshot`], [`HeapStats`]; make room for it: [`Heap::set_oom_callback`]. Keep it from going: [`TensorView`], [`SharedView`], [`Pin`].
+//! * Make free memory contiguous: [`defrag`], with blocks that may move.
 //! * Divide memory: [`Pool`], [`PoolConfig`], [`Policy`], [`PoolStats`].
 //! * Order work: [`Stream`], [`Fence`], [`Arena::record_use`].
 //! * Reach a device: [`Device`], and in [`driver`] the trait with its contract,
@@ -117,6 +118,8 @@ pub use tensor::{SharedView, Tensor, TensorView};
 pub mod _documentation {
     #[doc = include_str!("docs/design.md")]
     pub mod design {}
+    #[doc = include_str!("docs/defrag.md")]
+    pub mod defrag {}
     #[doc = include_str!("docs/safety.md")]
     pub mod safety {}
     #[doc = include_str!("docs/porting.md")]

@@ -15,6 +15,9 @@ use crate::stream::{Fence, Stream};
 use crate::units::VaRange;
 use crate::{Error, Result};
 
+/// How long fences that were just recorded may take to pass on streams without work.
+const GRACE: std::time::Duration = std::time::Duration::from_micros(50);
+
 /// Pause between two looks at fences.
 const PAUSE: std::time::Duration = std::time::Duration::from_micros(20);
 
@@ -217,9 +220,13 @@ impl Inner {
             }
         }
         let mut back = 0;
+        let started = Instant::now();
         for mut stale in taken {
             let range = self.stretch(stale.slot, 1);
-            let idle = stale.is_idle();
+            let mut idle = stale.is_idle();
+            while !idle && started.elapsed() < GRACE {
+                idle = stale.is_idle();
+            }
             let gone = idle && range.is_some_and(|range| self.driver().unmap(range).is_ok());
             let mut heap = self.heap.lock();
             match (gone, stale.granule) {

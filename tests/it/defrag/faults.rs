@@ -46,15 +46,19 @@ fn sweep(on: On, make: Make, run: Run) {
         yard.stream.synchronize().unwrap();
         yard.rig.fault.fail_nth_overall(nth, code);
         let outcome = run(&yard);
-        assert_eq!(yard.rig.fault.fired(), 1, "call {nth}");
+        // Waiting makes calls as long as it takes.
+        assert!(yard.rig.fault.fired() <= 1, "call {nth}");
         yard.rig.fault.clear();
+        yard.quiet();
         yard.look(&yard.stream);
         yard.audit();
         if outcome.is_err() {
             let again = run(&yard);
             assert!(again.is_ok(), "call {nth} failed with {code:?}: {again:?}");
         }
+        yard.quiet();
         yard.look(&yard.other);
+        yard.quiet();
         yard.heap.settle().unwrap();
         yard.end();
     }
@@ -142,7 +146,7 @@ fn hybrid_on_shared_granules(on: On) {
 fn shifting_live_granules(on: On) {
     let make = |on| {
         let config = MovableConfig {
-            addresses: 9 * UNIT,
+            addresses: 7 * UNIT,
             ..config()
         };
         Yard::halved(on, 6, UNIT, config)
@@ -171,14 +175,14 @@ fn a_drop(on: On) {
 fn a_mapping_that_cannot_be_taken_back(on: On) {
     let yard = Yard::halved(on, 6, UNIT, config());
     yard.stream.synchronize().unwrap();
-    // The third map fails, and then nothing can be unmapped.
-    yard.rig.fault.fail(Call::Map, 3, DriverCode::OUT_OF_MEMORY);
+    // The second map fails, and then nothing can be unmapped.
+    yard.rig.fault.fail(Call::Map, 2, DriverCode::OUT_OF_MEMORY);
     yard.rig
         .fault
         .fail_from(Call::Unmap, 1, DriverCode::UNKNOWN);
     assert!(ask(&yard, Strategy::Remap, 3 * UNIT).is_err());
     yard.audit();
-    assert_eq!(yard.heap.stats().aliases, 2);
+    assert_eq!(yard.heap.stats().aliases, 1);
     yard.look(&yard.stream);
     // Elsewhere there is room.
     ask(&yard, Strategy::Remap, 3 * UNIT).unwrap();

@@ -74,6 +74,12 @@ impl Yard {
         self.rig.inner.launch(kernel, stream.id()).unwrap();
     }
 
+    /// Lets all work end.
+    pub fn quiet(&self) {
+        self.stream.synchronize().unwrap();
+        self.other.synchronize().unwrap();
+    }
+
     /// Every byte of every block, in the order of a stream.
     #[track_caller]
     pub fn look(&self, stream: &Stream) {
@@ -122,6 +128,7 @@ impl Yard {
     #[track_caller]
     pub fn end(mut self) {
         self.rig.fault.clear();
+        self.quiet();
         self.look(&self.stream);
         self.audit();
         self.blocks.clear();
