@@ -1,5 +1,6 @@
 //! Errors that callers branch on, with the numbers in them.
 
+use crate::defrag::Shortfall;
 use crate::driver::{DriverError, DriverKind};
 use crate::heap::BlockName;
 use crate::units::{Bytes, Va};
@@ -167,6 +168,9 @@ pub enum Error {
     /// No physical memory within the budget or on the device.
     #[error("out of memory: {0}")]
     OutOfMemory(Box<OutOfMemory>),
+    /// No such run of contiguous bytes can be made in a heap of movable blocks.
+    #[error("out of memory: {0}")]
+    Shortfall(Box<Shortfall>),
     /// A size is larger than can be expressed after rounding, or than the limit given.
     #[error("size {requested} is too large (at most {max} bytes)")]
     TooLarge {
@@ -365,7 +369,7 @@ impl Error {
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self {
-            Self::OutOfMemory(_) => true,
+            Self::OutOfMemory(_) | Self::Shortfall(_) => true,
             Self::Driver(e) => e.is_out_of_memory(),
             _ => false,
         }

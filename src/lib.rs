@@ -53,6 +53,7 @@
 //!   [`Arena::grow_all`]; blocks of any size: [`Heap`], [`StreamHeap`], [`Block`]. See what a
 //!   heap holds: [`HeapSnapshot`], [`HeapStats`]; make room for it: [`Heap::set_oom_callback`]. Keep it from going: [`TensorView`], [`SharedView`], [`Pin`].
 //! * See what happened: [`History`]; read and write traces of it: [`trace`].
+//! * Make free memory contiguous: [`defrag`], with blocks that may move.
 //! * Divide memory: [`Pool`], [`PoolConfig`], [`Policy`], [`PoolStats`].
 //! * Order work: [`Stream`], [`Fence`], [`Arena::record_use`].
 //! * Reach a device: [`Device`], and in [`driver`] the trait with its contract,
@@ -98,6 +99,7 @@
 mod arena;
 #[cfg(feature = "capi")]
 pub mod capi;
+pub mod defrag;
 mod device;
 pub mod driver;
 mod error;
@@ -132,6 +134,8 @@ pub use tensor::{SharedView, Tensor, TensorView};
 pub mod _documentation {
     #[doc = include_str!("docs/design.md")]
     pub mod design {}
+    #[doc = include_str!("docs/defrag.md")]
+    pub mod defrag {}
     #[doc = include_str!("docs/safety.md")]
     pub mod safety {}
     #[doc = include_str!("docs/porting.md")]

@@ -9,7 +9,10 @@ use granule::driver::{DriverKind, Kernel};
 use granule::units::VaRange;
 use granule::{Device, Pool, PoolConfig, Stream, Tensor};
 
+#[allow(dead_code)]
 pub mod contender;
+#[allow(dead_code)]
+pub mod scene;
 
 /// What a bench's setup and checks return.
 pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;

@@ -4,8 +4,9 @@ use std::any::Any;
 use std::collections::HashMap;
 
 use super::{
-    Access, Call, DeviceInfo, Driver, DriverCode, DriverError, DriverKind, DriverResult, EventId,
-    GranuleProps, Graph, Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
+    Access, Call, CopyPart, DeviceInfo, Driver, DriverCode, DriverError, DriverKind, DriverResult,
+    EventId, GranuleProps, Graph, Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId,
+    StreamKey,
 };
 use crate::sync::Mutex;
 use crate::units::{Va, VaRange};
@@ -312,6 +313,12 @@ impl Driver for FaultDriver {
         self.pass(Call::Copy, (dst.get(), src.len()), |d| {
             d.copy(dst, src, stream)
         })
+    }
+
+    fn copy_batch(&self, parts: &[CopyPart], stream: StreamId) -> DriverResult<()> {
+        let at = parts.first().map_or(0, |part| part.dst.get());
+        let len = parts.iter().map(|part| part.src.len()).sum();
+        self.pass(Call::CopyBatch, (at, len), |d| d.copy_batch(parts, stream))
     }
 
     fn copy_from_host(&self, dst: Va, src: &[u8], stream: StreamId) -> DriverResult<()> {

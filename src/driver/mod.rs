@@ -5,6 +5,7 @@
 //! * [`sim`]: bookkeeping and a virtual clock charged from a measured cost table.
 //! * [`fault`]: wraps any driver and fails the n-th call of a kind.
 //! * [`record`]: wraps any driver and keeps a call log, counts and times.
+//! * [`cost`]: what calls and work cost, measured or known; the sim and planners share it.
 //! * [`conformance`]: the checks that each of them passes.
 
 use std::any::Any;
@@ -15,16 +16,19 @@ use crate::units::{Va, VaRange};
 
 mod capture;
 pub mod conformance;
+pub mod cost;
 #[allow(unsafe_code)]
 pub mod cuda;
 pub mod fault;
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub mod host;
+mod measure;
 pub mod record;
 pub mod sim;
 mod types;
 
+pub use measure::{MeasureConfig, measure};
 pub use types::{
     Access, Call, Capabilities, DeviceInfo, DriverCode, DriverError, DriverKind, EventId,
     GranuleProps, MemoryInfo, PhysId, StreamId, StreamKey,
@@ -81,7 +85,8 @@ pub type DriverResult<T> = Result<T, DriverError>;
 /// **Copies.** [`fill`](Self::fill), [`copy`](Self::copy) and [`launch`](Self::launch) are queued
 /// and return at once; ranges may span mappings; all bytes must be mapped with the rights needed
 /// when the work runs. Source and target of a copy may not overlap, and a host slice is as long as
-/// the device's range (`INVALID_VALUE`). Copies from and to the host return when the host slice may
+/// the device's range (`INVALID_VALUE`). The parts of a [`copy_batch`](Self::copy_batch) have no order
+/// among themselves: no target may overlap any other part's source or target. Copies from and to the host return when the host slice may
 /// be used again, after all earlier work on that stream.
 ///
 /// **Captures.** From [`begin_capture`](Self::begin_capture) to [`end_capture`](Self::end_capture) on
@@ -160,6 +165,18 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// Queues a copy of `src.len()` bytes to `dst` within the device.
     fn copy(&self, dst: Va, src: VaRange, stream: StreamId) -> DriverResult<()>;
 
+    /// Queues many copies within the device as one piece of work, in no order among themselves. On
+    /// CUDA one kernel moves some hundred parts, where a call for each would cost microseconds each.
+    /// No parts: nothing is queued.
+    ///
+    /// The default queues one [`copy`](Self::copy) for each part. After an error some parts may
+    /// have been queued all the same.
+    fn copy_batch(&self, parts: &[CopyPart], stream: StreamId) -> DriverResult<()> {
+        parts
+            .iter()
+            .try_for_each(|part| self.copy(part.dst, part.src, stream))
+    }
+
     /// Copies a host slice to the device; returns when `src` may change again.
     fn copy_from_host(&self, dst: Va, src: &[u8], stream: StreamId) -> DriverResult<()>;
 
@@ -186,6 +203,52 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// For reaching methods of a concrete driver, such as the sim's clock. Wrappers answer for the
     /// driver they wrap.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// One copy of a [`Driver::copy_batch`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopyPart {
+    /// Where the bytes go.
+    pub dst: Va,
+    /// Where they are.
+    pub src: VaRange,
+}
+
+impl CopyPart {
+    /// The range written, or `None` if it does not fit in 64 bits.
+    #[must_use]
+    pub const fn target(&self) -> Option<VaRange> {
+        VaRange::new(self.dst, self.src.len())
+    }
+
+    /// Refuses parts that overlap themselves or each other, as the contract of drivers asks.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` about the part's target.
+    pub fn check(parts: &[Self]) -> DriverResult<()> {
+        let refused = |at: Va, len| {
+            DriverError::new(Call::CopyBatch, DriverCode::INVALID_VALUE).about(at.get(), len)
+        };
+        // Sweep over all ranges by address: a target must not overlap its neighbours.
+        let mut ranges = Vec::with_capacity(parts.len() * 2);
+        for part in parts.iter().filter(|part| !part.src.is_empty()) {
+            let target = part.target();
+            ranges.push((target.ok_or(refused(part.dst, part.src.len()))?, true));
+            ranges.push((part.src, false));
+        }
+        ranges.sort_unstable_by_key(|(range, _)| range.start());
+        let (mut written, mut read) = (Va::default(), Va::default());
+        for (range, is_target) in ranges {
+            let clash = range.start() < written || (is_target && range.start() < read);
+            if clash {
+                return Err(refused(range.start(), range.len()));
+            }
+            let end = if is_target { &mut written } else { &mut read };
+            *end = (*end).max(range.end());
+        }
+        Ok(())
+    }
 }
 
 /// Small kernels that tests, benches, examples and debug modes check memory with. On CUDA they are

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::{
-    Access, Call, DeviceInfo, Driver, DriverCode, DriverKind, DriverResult, EventId, GranuleProps,
-    Graph, Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
+    Access, Call, CopyPart, DeviceInfo, Driver, DriverCode, DriverKind, DriverResult, EventId,
+    GranuleProps, Graph, Hold, Kernel, MemoryInfo, PhysId, SharedDriver, StreamId, StreamKey,
 };
 use crate::sync::Mutex;
 use crate::units::{Va, VaRange};
@@ -350,6 +350,12 @@ impl Driver for RecordDriver {
         self.pass(Call::Copy, (dst.get(), src.len()), |d| {
             d.copy(dst, src, stream)
         })
+    }
+
+    fn copy_batch(&self, parts: &[CopyPart], stream: StreamId) -> DriverResult<()> {
+        let at = parts.first().map_or(0, |part| part.dst.get());
+        let len = parts.iter().map(|part| part.src.len()).sum();
+        self.pass(Call::CopyBatch, (at, len), |d| d.copy_batch(parts, stream))
     }
 
     fn copy_from_host(&self, dst: Va, src: &[u8], stream: StreamId) -> DriverResult<()> {

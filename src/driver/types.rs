@@ -118,6 +118,8 @@ calls! {
     Fill => "fill",
     /// Copy within the device.
     Copy => "copy",
+    /// Copy many parts within the device at once.
+    CopyBatch => "copy_batch",
     /// Copy from the host.
     CopyFromHost => "copy_from_host",
     /// Copy to the host.

@@ -23,6 +23,8 @@ mod capi;
 mod clients;
 mod conformance;
 #[cfg(target_os = "linux")]
+mod defrag;
+#[cfg(target_os = "linux")]
 mod faults;
 #[cfg(target_os = "linux")]
 mod heap;

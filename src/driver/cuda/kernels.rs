@@ -23,6 +23,7 @@ const CHECK_PATTERN: &CStr = c"granule_check_pattern";
 const READ_SUM: &CStr = c"granule_read_sum";
 const SPIN: &CStr = c"granule_spin";
 const HOLD: &CStr = c"granule_hold";
+const COPY_BATCH: &CStr = c"granule_copy_batch";
 
 /// Words of host memory that holds are released through.
 const SLOTS: usize = 512;
@@ -30,7 +31,7 @@ const WORD: u64 = 8;
 
 /// A kernel of the module; a `CUfunction` as an integer.
 #[derive(Clone, Copy, Debug)]
-struct Function(u64);
+pub(super) struct Function(u64);
 
 /// The module, loaded into the primary context by the first launch or hold. It and the slots go
 /// with the context: unloading may wait for all work of the context, and so for the hold of another
@@ -42,6 +43,7 @@ pub(super) struct Kernels {
     read_sum: Function,
     spin: Function,
     hold: Function,
+    copy_batch: Function,
     /// Start of `SLOTS` words of pinned host memory. The device sees them at the same address.
     slots: u64,
     free: Mutex<Slots>,
@@ -56,6 +58,10 @@ struct Slots {
 }
 
 impl Kernels {
+    pub(super) fn copy_batch(&self) -> Function {
+        self.copy_batch
+    }
+
     fn slot(&self, slot: usize) -> u64 {
         self.slots + slot as u64 * WORD
     }
@@ -74,7 +80,7 @@ impl Kernels {
 }
 
 impl Core {
-    fn kernels(&self, bound: &Bound<'_>, call: Call) -> DriverResult<&Kernels> {
+    pub(super) fn kernels(&self, bound: &Bound<'_>, call: Call) -> DriverResult<&Kernels> {
         if let Some(kernels) = self.kernels.get() {
             return Ok(kernels);
         }
@@ -125,6 +131,7 @@ impl Core {
         let read_sum = function(READ_SUM)?;
         let spin = function(SPIN)?;
         let hold = function(HOLD)?;
+        let copy_batch = function(COPY_BATCH)?;
 
         let mut slots: *mut c_void = ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
@@ -141,6 +148,7 @@ impl Core {
             read_sum,
             spin,
             hold,
+            copy_batch,
             slots: id(slots),
             free: Mutex::new(Slots {
                 free: (0..SLOTS).rev().collect(),
@@ -224,16 +232,33 @@ impl Core {
         bound: &Bound<'_>,
         call: Call,
         function: Function,
-        (blocks, threads): (u32, u32),
+        grid: (u32, u32),
         arguments: [u64; N],
         stream: StreamId,
     ) -> DriverResult<()> {
         let mut pointers = arguments
             .each_ref()
             .map(|a| ptr::from_ref(a).cast_mut().cast());
-        // SAFETY: the function is one of the loaded module's, and its parameters are exactly the
-        // `N` 64-bit values given: both stand in this file and in kernels.ptx. libcuda copies them
-        // before it returns. The addresses among them were checked to be device memory.
+        // SAFETY: the function's parameters are exactly the `N` 64-bit values given: both stand in
+        // this file and in kernels.ptx. The addresses among them were checked to be device memory.
+        unsafe { self.start_with(bound, call, function, grid, &mut pointers, stream) }
+    }
+
+    /// # Safety
+    ///
+    /// The pointers are to as many values as the function has parameters, each laid out as
+    /// kernels.ptx says, and the addresses in them are device memory of this context.
+    pub(super) unsafe fn start_with(
+        &self,
+        bound: &Bound<'_>,
+        call: Call,
+        function: Function,
+        (blocks, threads): (u32, u32),
+        pointers: &mut [*mut c_void],
+        stream: StreamId,
+    ) -> DriverResult<()> {
+        // SAFETY: the function is one of the loaded module's, the caller vouches for the
+        // parameters, and libcuda copies them before it returns.
         let code = unsafe {
             (bound.table.cuLaunchKernel)(
                 handle(function.0),
@@ -305,7 +330,13 @@ mod tests {
             assert_eq!(list.matches(".param .u64").count(), parameters, "{entry}");
             assert_eq!(list.matches(".param").count(), parameters, "{entry}");
         }
-        assert_eq!(PTX.matches(".entry").count(), 5);
+        let block = format!(
+            ".param .align 8 .b8 args[{}]",
+            super::super::batch::ARGUMENT_BYTES
+        );
+        assert!(PTX.contains(&block), "{block}");
+        assert!(PTX.contains(COPY_BATCH.to_str().unwrap()));
+        assert_eq!(PTX.matches(".entry").count(), 6);
         assert!(PTX.is_ascii() && PTX.ends_with('\0'));
         assert_eq!(PTX.matches('\0').count(), 1);
     }

@@ -37,6 +37,7 @@ mod bindings {
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 }
 
+mod batch;
 mod context;
 mod extras;
 mod fork;

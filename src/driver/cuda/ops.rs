@@ -10,8 +10,8 @@ use super::bindings as sys;
 use super::context::{Core, done, event_handle, id, length, stream_handle};
 use super::kernels;
 use crate::driver::{
-    Access, Call, DeviceInfo, Driver, DriverCode, DriverError, DriverKind, DriverResult, EventId,
-    GranuleProps, Graph, Hold, Kernel, MemoryInfo, PhysId, StreamId, StreamKey,
+    Access, Call, CopyPart, DeviceInfo, Driver, DriverCode, DriverError, DriverKind, DriverResult,
+    EventId, GranuleProps, Graph, Hold, Kernel, MemoryInfo, PhysId, StreamId, StreamKey,
 };
 use crate::units::{Va, VaRange};
 
@@ -354,6 +354,11 @@ impl Driver for CudaDriver {
             )
         };
         done(call, code).map_err(|e| e.about(at, len))
+    }
+
+    fn copy_batch(&self, parts: &[CopyPart], stream: StreamId) -> DriverResult<()> {
+        let bound = self.enter_stream(Call::CopyBatch, stream)?;
+        self.core.copy_batch(&bound, parts, stream)
     }
 
     fn copy_from_host(&self, dst: Va, src: &[u8], stream: StreamId) -> DriverResult<()> {

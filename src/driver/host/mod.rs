@@ -38,7 +38,7 @@ use self::table::Table;
 use self::work::Work;
 use super::capture::Step;
 use super::{
-    Access, Call, Capabilities, DeviceInfo, Driver, DriverCode, DriverError, DriverKind,
+    Access, Call, Capabilities, CopyPart, DeviceInfo, Driver, DriverCode, DriverError, DriverKind,
     DriverResult, EventId, GranuleProps, Graph, Hold, Kernel, MemoryInfo, PhysId, StreamId,
     StreamKey,
 };
@@ -394,6 +394,18 @@ impl Driver for HostDriver {
     fn copy(&self, dst: Va, src: VaRange, stream: StreamId) -> DriverResult<()> {
         self.submit(Work::Copy { dst, src }, stream)
             .named(Call::Copy, dst.get(), src.len())
+    }
+
+    fn copy_batch(&self, parts: &[CopyPart], stream: StreamId) -> DriverResult<()> {
+        if self.is_capturing(stream)? {
+            let mut parts = parts.iter();
+            return parts.try_for_each(|part| self.copy(part.dst, part.src, stream));
+        }
+        CopyPart::check(parts)?;
+        let works = parts.iter().filter(|part| !part.src.is_empty());
+        let works = works.map(|&CopyPart { dst, src }| Work::Copy { dst, src });
+        self.reach(|shared| shared.submit_all(stream, works))
+            .named(Call::CopyBatch, 0, 0)
     }
 
     fn copy_from_host(&self, dst: Va, src: &[u8], stream: StreamId) -> DriverResult<()> {

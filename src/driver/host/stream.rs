@@ -262,6 +262,21 @@ impl Shared {
         self.push(&mut state, stream, Item::Work(work))
     }
 
+    /// Queues all of it or, if the stream is not known or its worker cannot be started, nothing.
+    pub(super) fn submit_all(
+        self: &Arc<Self>,
+        stream: StreamId,
+        works: impl Iterator<Item = Work>,
+    ) -> Outcome<()> {
+        let mut state = self.state.lock();
+        state.key(stream)?;
+        // Only the first can fail: it starts the worker.
+        for work in works {
+            self.push(&mut state, stream, Item::Work(work))?;
+        }
+        Ok(())
+    }
+
     pub(super) fn hold(self: &Arc<Self>, stream: StreamId) -> Outcome<Hold> {
         let mut state = self.state.lock();
         // Checked under the lock, so that `lose` ends this hold or it is not made.

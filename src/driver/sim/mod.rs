@@ -31,7 +31,6 @@
 
 #![forbid(unsafe_code)]
 
-mod cost;
 mod queue;
 mod races;
 mod space;
@@ -43,12 +42,12 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-pub use cost::{CostTable, Curve, Nanos, Rate};
+pub use super::cost::{CostTable, Curve, Nanos, Rate};
 pub use races::{AccessKind, Race, RaceSide};
 
 use crate::driver::capture::{Captures, Step};
 use crate::driver::{
-    Access, Call, Capabilities, DeviceInfo, Driver, DriverCode, DriverError, DriverKind,
+    Access, Call, Capabilities, CopyPart, DeviceInfo, Driver, DriverCode, DriverError, DriverKind,
     DriverResult, EventId, GranuleProps, Graph, Hold, Kernel, MemoryInfo, PhysId, StreamId,
     StreamKey,
 };
@@ -519,6 +518,14 @@ impl Driver for SimDriver {
 
     fn copy(&self, dst: Va, src: VaRange, stream: StreamId) -> DriverResult<()> {
         self.work(Call::Copy, Step::Copy { dst, src }, stream)
+    }
+
+    fn copy_batch(&self, parts: &[CopyPart], stream: StreamId) -> DriverResult<()> {
+        if self.is_capturing(stream)? {
+            let mut parts = parts.iter();
+            return parts.try_for_each(|part| self.copy(part.dst, part.src, stream));
+        }
+        self.device(Call::CopyBatch, (0, 0), |s| s.copy_batch(parts, stream))
     }
 
     fn copy_from_host(&self, dst: Va, src: &[u8], stream: StreamId) -> DriverResult<()> {

@@ -5,7 +5,7 @@ use super::space::Use;
 use super::timeline::{Moment, Point, Work};
 use super::{Nanos, Refusal, Shared, SimDriver, State};
 use crate::driver::{
-    Call, DriverCode, DriverError, DriverResult, EventId, Kernel, StreamId, StreamKey,
+    Call, CopyPart, DriverCode, DriverError, DriverResult, EventId, Kernel, StreamId, StreamKey,
 };
 use crate::sync::MutexGuard;
 use crate::units::{Va, VaRange};
@@ -101,6 +101,41 @@ impl State {
         let cost = self.cost.copy(src.len());
         let touches = [(src, AccessKind::Read), (dst, AccessKind::Write)];
         self.queue((Call::Copy, key), cost, touches.map(Some), true)
+    }
+
+    /// One launch; its time on the stream is shared out by length.
+    pub(super) fn copy_batch(&mut self, parts: &[CopyPart], stream: StreamId) -> Refusal<()> {
+        let key = self.time.key(stream)?;
+        CopyPart::check(parts).map_err(|error| error.code)?;
+        let parts = parts.iter().filter(|part| !part.src.is_empty());
+        let uses = parts.map(|part| {
+            let dst = part.target().ok_or(DriverCode::INVALID_VALUE)?;
+            Ok((part.src, dst))
+        });
+        let uses = uses.collect::<Refusal<Vec<_>>>()?;
+        let read = |range| Use {
+            range,
+            write: false,
+        };
+        let write = |range| Use { range, write: true };
+        let allowed = |(src, dst): &(VaRange, VaRange)| {
+            self.space.allows(read(*src)) && self.space.allows(write(*dst))
+        };
+        if !uses.iter().all(allowed) {
+            return Err(DriverCode::INVALID_VALUE);
+        }
+        let total: u64 = uses.iter().map(|(src, _)| src.len()).sum();
+        let whole = self.cost.copy_batch(total);
+        let host = self.now + self.cost.launch;
+        for (src, dst) in uses {
+            let share = u128::from(whole.0) * u128::from(src.len()) / u128::from(total.max(1));
+            let cost = Nanos(u64::try_from(share).unwrap_or(u64::MAX));
+            let touches = [(src, AccessKind::Read), (dst, AccessKind::Write)];
+            self.queue((Call::CopyBatch, key), cost, touches.map(Some), true)?;
+            // The parts are one launch.
+            self.now = host;
+        }
+        Ok(())
     }
 
     pub(super) fn launch(&mut self, kernel: Kernel, stream: StreamId) -> Refusal<()> {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::cost::Nanos;
+use super::Nanos;
 use crate::driver::{Access, DriverCode, PhysId};
 use crate::units::{TIB, Va, VaRange, round_up};
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::cost::Nanos;
+use super::Nanos;
 use super::space::{Space, Use};
 use crate::driver::{DriverCode, StreamId, StreamKey};
 

@@ -106,6 +106,12 @@ impl Curve {
         }
     }
 
+    /// The points, by ascending length.
+    #[must_use]
+    pub fn points(&self) -> &[(u64, Nanos)] {
+        &self.points
+    }
+
     /// The time for `len` bytes.
     #[must_use]
     pub fn at(&self, len: u64) -> Nanos {
@@ -166,6 +172,12 @@ pub struct CostTable {
     pub release: Curve,
     /// Copying within the device, time on the stream.
     pub copy: Curve,
+    /// Copying many parts as one batch, time on the stream, by their total length (estimate).
+    pub batch: Curve,
+    /// What `set_access` costs more for each peer that also gets access, a mapping.
+    pub peer_access: Nanos,
+    /// What `unmap` costs more for each peer that has access, a mapping.
+    pub peer_unmap: Nanos,
     /// `reserve`, whatever the length.
     pub reserve: Nanos,
     /// `free_reservation`, whatever the length.
@@ -203,6 +215,9 @@ impl Default for CostTable {
             unmap: Curve::measured([16_000, 15_000, 20_000, 25_000, 51_000]),
             release: Curve::measured([10_000, 16_000, 125_000, 285_000, 1_100_000]),
             copy: Curve::measured([14_000, 23_000, 144_000, 565_000, 2_240_000]),
+            batch: Curve::measured([7_000, 22_000, 141_000, 555_000, 2_210_000]),
+            peer_access: Nanos(2_500_000),
+            peer_unmap: Nanos(900_000),
             reserve: Nanos(3_000),
             free_reservation: Nanos(3_000),
             memory_info: Nanos(1_000),
@@ -249,6 +264,25 @@ impl CostTable {
     #[must_use]
     pub fn release(&self, len: u64) -> Nanos {
         self.release.at(len)
+    }
+
+    /// Making a mapping of `len` bytes usable here and by `peers` other devices: map, set access.
+    #[must_use]
+    pub fn open(&self, len: u64, peers: u32) -> Nanos {
+        let peers = self.peer_access.0.saturating_mul(u64::from(peers));
+        self.map(len) + self.set_access(len) + Nanos(peers)
+    }
+
+    /// Removing a mapping of `len` bytes that `peers` other devices have access to.
+    #[must_use]
+    pub fn close(&self, len: u64, peers: u32) -> Nanos {
+        self.unmap(len) + Nanos(self.peer_unmap.0.saturating_mul(u64::from(peers)))
+    }
+
+    /// Stream time of copying parts of `len` bytes in all as one batch.
+    #[must_use]
+    pub fn copy_batch(&self, len: u64) -> Nanos {
+        self.batch.at(len)
     }
 
     /// Host time of moving a granule of `len` bytes by remapping: map, set access, unmap.

@@ -1,0 +1,455 @@
+//! The steps of a plan, each done wholly or not at all. Before a step its plan is compared with what
+//! is there, since other threads go on meanwhile; behind its last driver call the books change.
+
+use super::heap::Inner;
+use super::pass::Tally;
+use super::plan::{BULK, Move, Remapping, Slot, Source, Step};
+use super::retire::Stale;
+use super::uses::Uses;
+use crate::driver::{Access, CopyPart, PhysId};
+use crate::pool::Granule;
+use crate::stream::{Fence, Stream};
+use crate::units::VaRange;
+use crate::{Error, Result};
+
+/// How a step went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Went {
+    Done,
+    /// The state is no longer what it was when the plan was made. Nothing was done.
+    Outdated,
+}
+
+/// One granule on its way.
+struct Leg {
+    to: usize,
+    from: Source,
+    phys: PhysId,
+    /// Who used it at its old address.
+    uses: Uses,
+    /// From the pool.
+    granule: Option<Granule>,
+    range: VaRange,
+}
+
+impl Inner {
+    pub(super) fn step(&self, stream: &Stream, step: &Step, tally: &mut Tally) -> Result<Went> {
+        match step {
+            Step::Copy(moves) => self.copy_step(stream, moves, tally),
+            Step::Map(list) => self.map_step(stream, list, tally),
+            Step::Shift(moves) => self.shift_step(moves, tally),
+            Step::Vacate(slots) => {
+                tally.calls.unmap += self.await_gone(Some(slots))?;
+                Ok(Went::Done)
+            }
+        }
+    }
+
+    /// Copies blocks to free places, behind everything that used either.
+    fn copy_step(&self, stream: &Stream, moves: &[Move], tally: &mut Tally) -> Result<Went> {
+        let mut waits = Uses::default();
+        let mut ready: Vec<Fence> = Vec::new();
+        let mut targets: Vec<Uses> = Vec::with_capacity(moves.len());
+        {
+            let mut heap = self.heap.lock();
+            let books = &mut heap.books;
+            let as_planned = moves.iter().all(|one| {
+                books.blocks.get(&one.id).is_some_and(|block| {
+                    (block.offset, block.len) == (one.from, one.len)
+                        && block.still == 0
+                        && !block.moving
+                }) && books.is_free(one.to, one.len)
+            });
+            if !as_planned {
+                return Ok(Went::Outdated);
+            }
+            for one in moves {
+                let uses = books.carve(one.to, one.len).unwrap_or_default();
+                waits.join(&uses);
+                targets.push(uses);
+                books.hold(one.to, one.len);
+                if let Some(block) = books.blocks.get_mut(&one.id) {
+                    waits.join(&block.uses);
+                    block.moving = true;
+                    if let Some(fence) = &block.ready
+                        && !ready.iter().any(|known| known.is_same(fence))
+                    {
+                        ready.push(fence.clone());
+                    }
+                }
+            }
+        }
+        let copied = self.queue_copies(stream, moves, &waits, &ready, tally);
+        let mut heap = self.heap.lock();
+        let outcome = match copied {
+            Ok(fence) => {
+                for one in moves {
+                    heap.books.settle(one.id, one.to, Some(Uses::of(stream)));
+                    if let Some(block) = heap.books.blocks.get_mut(&one.id) {
+                        // All earlier uses are before the copy.
+                        block.uses = Uses::of(stream);
+                        block.ready = Some(fence.clone());
+                        block.moving = false;
+                    }
+                }
+                let bytes: u64 = moves.iter().map(|one| one.len).sum();
+                heap.bytes_copied += bytes;
+                tally.bytes_copied += bytes;
+                tally.pointers_changed += moves.len() as u64;
+                Ok(Went::Done)
+            }
+            Err(error) => {
+                // Some may have been queued: they read the blocks and write to the places.
+                for (one, mut uses) in moves.iter().zip(targets) {
+                    uses.add(stream);
+                    heap.books.unhold(one.to, uses);
+                    if let Some(block) = heap.books.blocks.get_mut(&one.id) {
+                        block.uses.add(stream);
+                        block.moving = false;
+                    }
+                }
+                Err(error)
+            }
+        };
+        drop(heap);
+        self.moved.notify_all();
+        outcome
+    }
+
+    fn queue_copies(
+        &self,
+        stream: &Stream,
+        moves: &[Move],
+        waits: &Uses,
+        ready: &[Fence],
+        tally: &mut Tally,
+    ) -> Result<Fence> {
+        waits.wait_on(stream)?;
+        ready.iter().try_for_each(|fence| stream.wait(fence))?;
+        let driver = self.driver();
+        let mut batch = Vec::new();
+        for one in moves {
+            let outside = Error::OutOfBounds {
+                offset: one.from.max(one.to),
+                len: one.len,
+                end: self.addresses().len(),
+            };
+            let [src, dst] = [one.from, one.to].map(|at| self.range(at, one.len));
+            let (Some(src), Some(dst)) = (src, dst) else {
+                return Err(outside);
+            };
+            if one.len >= BULK {
+                driver.copy(dst.start(), src, stream.id())?;
+                tally.calls.copy += 1;
+            } else {
+                let dst = dst.start();
+                batch.push(CopyPart { dst, src });
+            }
+        }
+        if !batch.is_empty() {
+            driver.copy_batch(&batch, stream.id())?;
+            tally.calls.batch += 1;
+        }
+        stream.fence()
+    }
+
+    /// Maps granules at holes: their old mappings stay until queued work is done.
+    fn map_step(&self, stream: &Stream, list: &[Remapping], tally: &mut Tally) -> Result<Went> {
+        let from_pool = list.iter().filter(|one| one.from == Source::Pool).count();
+        let unit = self.heap.lock().books.unit;
+        // The pool first: it may ask everybody for memory.
+        let lens = vec![unit; from_pool];
+        let mut fresh = match from_pool {
+            0 => Vec::new(),
+            _ => self.pool.shared().take_exactly(&lens)?,
+        };
+        let Some(mut legs) = self.start_legs(list, &mut fresh)? else {
+            return Ok(Went::Outdated);
+        };
+        let mut mapped = 0;
+        let mut zeroed = false;
+        let done = self.map_legs(stream, &legs, &mut mapped, &mut zeroed, tally);
+        if let Err(error) = done {
+            self.undo_legs(stream, legs, mapped, zeroed);
+            return Err(error);
+        }
+        let mut heap = self.heap.lock();
+        for leg in &mut legs {
+            let mut uses = std::mem::take(&mut leg.uses);
+            let granule = match leg.from {
+                Source::Slot(from) => {
+                    heap.stale.push(Stale::new(from, uses.clone()));
+                    heap.granules[from].take()
+                }
+                Source::Pool => {
+                    if zeroed {
+                        uses.add(stream);
+                    }
+                    tally.extra_memory += unit;
+                    leg.granule.take().map(|mut granule| {
+                        granule.set_mapped();
+                        granule
+                    })
+                }
+            };
+            heap.granules[leg.to] = granule;
+            heap.books.slots[leg.to] = Slot::Mapped;
+            let at = heap.books.slot_at(leg.to);
+            heap.books.add_free(at, unit, uses);
+        }
+        heap.remapped += legs.len() as u64;
+        tally.remapped += legs.len() as u64;
+        Ok(Went::Done)
+    }
+
+    /// Takes all granules of a step out of the books, or none.
+    fn start_legs(&self, list: &[Remapping], fresh: &mut Vec<Granule>) -> Result<Option<Vec<Leg>>> {
+        let mut heap = self.heap.lock();
+        let unit = heap.books.unit;
+        let as_planned = list.iter().all(|one| {
+            let books = &heap.books;
+            let source = match one.from {
+                Source::Slot(from) => {
+                    books.slots.get(from) == Some(&Slot::Mapped)
+                        && books.is_free(books.slot_at(from), unit)
+                }
+                Source::Pool => true,
+            };
+            source && books.slots.get(one.to) == Some(&Slot::Hole)
+        });
+        if !as_planned {
+            return Ok(None);
+        }
+        let mut legs = Vec::with_capacity(list.len());
+        for one in list {
+            let at = heap.books.slot_at(one.to);
+            let found = match one.from {
+                Source::Slot(from) => heap.granules[from].as_ref().map(|g| (g.phys(), None)),
+                Source::Pool => fresh.pop().map(|g| (g.phys(), Some(g))),
+            };
+            // Checked above; a plan that names a slot twice ends here.
+            let (Some((phys, granule)), Some(range)) = (found, self.range(at, unit)) else {
+                drop(heap);
+                self.return_legs(legs);
+                return Ok(None);
+            };
+            let uses = match one.from {
+                Source::Slot(from) => {
+                    heap.books.slots[from] = Slot::Busy;
+                    let at = heap.books.slot_at(from);
+                    heap.books.carve(at, unit).unwrap_or_default()
+                }
+                Source::Pool => Uses::default(),
+            };
+            heap.books.slots[one.to] = Slot::Busy;
+            legs.push(Leg {
+                to: one.to,
+                from: one.from,
+                phys,
+                uses,
+                granule,
+                range,
+            });
+        }
+        Ok(Some(legs))
+    }
+
+    fn map_legs(
+        &self,
+        stream: &Stream,
+        legs: &[Leg],
+        mapped: &mut usize,
+        zeroed: &mut bool,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let driver = self.driver();
+        for leg in legs {
+            driver.map(leg.range, leg.phys)?;
+            tally.calls.map += 1;
+            *mapped += 1;
+        }
+        let ranges: Vec<VaRange> = legs.iter().map(|leg| leg.range).collect();
+        self.open(&ranges, tally)?;
+        if self.pool.shared().zeroes() {
+            let dirty = legs
+                .iter()
+                .filter(|leg| leg.granule.as_ref().is_some_and(Granule::is_dirty));
+            for leg in dirty {
+                *zeroed = true;
+                driver.fill(leg.range, 0, stream.id())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets access, one call for each stretch of neighbours.
+    fn open(&self, ranges: &[VaRange], tally: &mut Tally) -> Result<()> {
+        let mut sorted = ranges.to_vec();
+        sorted.sort_unstable_by_key(|range| range.start());
+        let mut rest = sorted.into_iter().peekable();
+        while let Some(first) = rest.next() {
+            let mut len = first.len();
+            let mut end = first.end();
+            while let Some(next) = rest.next_if(|range| range.start() == end) {
+                len += next.len();
+                end = next.end();
+            }
+            if let Some(stretch) = VaRange::new(first.start(), len) {
+                self.driver().set_access(stretch, Access::ReadWrite)?;
+                tally.calls.set_access += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps what a failed step mapped, and books everything as it was. A mapping that cannot be taken
+    /// away now goes to the old ones.
+    fn undo_legs(&self, stream: &Stream, mut legs: Vec<Leg>, mapped: usize, zeroed: bool) {
+        let mut stuck = Vec::new();
+        for leg in legs.iter_mut().take(mapped) {
+            // Nothing is unmapped under a queued fill.
+            let gone = !zeroed && {
+                let driver = self.driver();
+                driver.unmap(leg.range).is_ok() || driver.unmap(leg.range).is_ok()
+            };
+            if !gone {
+                let uses = match zeroed {
+                    true => Uses::of(stream),
+                    false => Uses::default(),
+                };
+                let mut stale = Stale::new(leg.to, uses);
+                stale.granule = leg.granule.take().map(|mut granule| {
+                    granule.set_mapped();
+                    granule
+                });
+                stuck.push(stale);
+            }
+        }
+        let held: Vec<usize> = stuck.iter().map(|stale| stale.slot).collect();
+        self.return_legs(legs);
+        let mut heap = self.heap.lock();
+        held.into_iter()
+            .for_each(|slot| heap.books.slots[slot] = Slot::Busy);
+        heap.stale.extend(stuck);
+    }
+
+    /// Books granules that did not move as they were.
+    fn return_legs(&self, legs: Vec<Leg>) {
+        let mut heap = self.heap.lock();
+        let unit = heap.books.unit;
+        let mut back = Vec::new();
+        for leg in legs {
+            heap.books.slots[leg.to] = Slot::Hole;
+            if let Source::Slot(from) = leg.from {
+                heap.books.slots[from] = Slot::Mapped;
+                let at = heap.books.slot_at(from);
+                heap.books.add_free(at, unit, leg.uses);
+            }
+            back.extend(leg.granule);
+        }
+        drop(heap);
+        // Dropping gives it to the pool.
+        drop(back);
+    }
+
+    /// Remaps live blocks of whole granules. Work that was queued on the old addresses goes on there.
+    fn shift_step(&self, moves: &[Move], tally: &mut Tally) -> Result<Went> {
+        let mut legs: Vec<(usize, usize, PhysId)> = Vec::new();
+        {
+            let mut heap = self.heap.lock();
+            let unit = heap.books.unit;
+            let slot = |at: u64| usize::try_from(at / unit).unwrap_or(usize::MAX);
+            for one in moves {
+                let sound = heap.books.blocks.get(&one.id).is_some_and(|block| {
+                    (block.offset, block.len) == (one.from, one.len)
+                        && block.still == 0
+                        && !block.moving
+                }) && [one.from, one.to, one.len].iter().all(|n| n % unit == 0);
+                let (from, to) = (slot(one.from), slot(one.to));
+                for i in 0..slot(one.len) {
+                    let source = heap.granules.get(from + i).and_then(|g| g.as_ref());
+                    let target = heap.books.slots.get(to + i) == Some(&Slot::Hole);
+                    match source {
+                        Some(granule) if sound && target => {
+                            legs.push((from + i, to + i, granule.phys()));
+                        }
+                        _ => return Ok(Went::Outdated),
+                    }
+                }
+            }
+            for one in moves {
+                if let Some(block) = heap.books.blocks.get_mut(&one.id) {
+                    block.moving = true;
+                }
+            }
+            legs.iter()
+                .for_each(|leg| heap.books.slots[leg.1] = Slot::Busy);
+        }
+        let mut mapped: Vec<(usize, VaRange)> = Vec::new();
+        let done = self.map_live(&legs, &mut mapped, tally);
+        let mut stuck = Vec::new();
+        if done.is_err() {
+            for (slot, range) in &mapped {
+                let driver = self.driver();
+                if driver.unmap(*range).is_err() && driver.unmap(*range).is_err() {
+                    stuck.push(Stale::new(*slot, Uses::default()));
+                }
+            }
+        }
+        let mut heap = self.heap.lock();
+        for one in moves {
+            if let Some(block) = heap.books.blocks.get_mut(&one.id) {
+                block.moving = false;
+            }
+        }
+        if done.is_err() {
+            for leg in &legs {
+                heap.books.slots[leg.1] = Slot::Hole;
+            }
+            for stale in &stuck {
+                heap.books.slots[stale.slot] = Slot::Busy;
+            }
+            heap.stale.extend(stuck);
+        } else {
+            let unit = heap.books.unit;
+            for one in moves {
+                let uses = heap.books.blocks.get(&one.id).map(|b| b.uses.clone());
+                let first = usize::try_from(one.from / unit).unwrap_or(usize::MAX);
+                for i in 0..usize::try_from(one.len / unit).unwrap_or(0) {
+                    let stale = Stale::new(first + i, uses.clone().unwrap_or_default());
+                    heap.stale.push(stale);
+                }
+                heap.books.settle(one.id, one.to, None);
+            }
+            for (from, to, _) in &legs {
+                heap.granules[*to] = heap.granules[*from].take();
+                heap.books.slots[*to] = Slot::Mapped;
+                heap.books.slots[*from] = Slot::Busy;
+            }
+            heap.remapped += legs.len() as u64;
+            tally.remapped += legs.len() as u64;
+            tally.pointers_changed += moves.len() as u64;
+        }
+        drop(heap);
+        self.moved.notify_all();
+        done.map(|()| Went::Done)
+    }
+
+    fn map_live(
+        &self,
+        legs: &[(usize, usize, PhysId)],
+        mapped: &mut Vec<(usize, VaRange)>,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        for (_, to, phys) in legs {
+            let Some(range) = self.stretch(*to, 1) else {
+                continue;
+            };
+            self.driver().map(range, *phys)?;
+            tally.calls.map += 1;
+            mapped.push((*to, range));
+        }
+        let ranges: Vec<VaRange> = mapped.iter().map(|m| m.1).collect();
+        self.open(&ranges, tally)
+    }
+}
