@@ -149,7 +149,7 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let status = match &error {
-            Error::OutOfMemory(_) => GRANULE_OUT_OF_MEMORY,
+            Error::OutOfMemory(_) | Error::Shortfall(_) => GRANULE_OUT_OF_MEMORY,
             Error::Driver(e) if e.is_out_of_memory() => GRANULE_OUT_OF_MEMORY,
             Error::Driver(_) | Error::Forked { .. } => GRANULE_DRIVER,
             Error::TooLarge { .. }
