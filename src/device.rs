@@ -215,8 +215,9 @@ impl Device {
     /// A stream that somebody else made and destroys, and that the driver knows: on CUDA it is adopted
     /// first ([`CudaDriver::adopt_stream`](crate::driver::cuda::CudaDriver::adopt_stream)). It is told
     /// from others by its key, so that a handle which is used again is another stream. Before it is
-    /// destroyed, [`Stream::retire`] takes note of its last work; memory used on a stream that was
-    /// destroyed without is kept until the process ends, as nobody can say when its work is done.
+    /// destroyed, [`Stream::retire`] takes note of its last work, and whoever adopted it has the driver
+    /// [forget](crate::driver::cuda::CudaDriver::forget_stream) it. Memory used on a stream that was destroyed
+    /// without is kept until the device goes, as nobody can say when its work is done.
     ///
     /// # Errors
     ///

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use granule::driver::{Call, DriverCode, Graph};
+use granule::driver::{Call, DriverCode, Graph, Kernel};
 use granule::units::MIB;
 use granule::{Block, CaptureScope, Error, HeapConfig, PoolConfig};
 
@@ -38,8 +38,10 @@ struct Capture<'a>(&'a Yard, usize);
 impl<'a> Capture<'a> {
     fn begin(yard: &'a Yard, stream: usize) -> Self {
         // Code of kernels is loaded by the first launch, which is no work to capture.
-        yard.sync();
         let id = yard.streams[stream].id();
+        let spin = Kernel::Spin { nanos: 1_000 };
+        yard.rig.inner.launch(spin, id).unwrap();
+        yard.sync();
         yard.rig.inner.begin_capture(id).unwrap();
         Self(yard, stream)
     }

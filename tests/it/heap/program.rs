@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use granule::driver::{DriverCode, Graph, Hold};
+use granule::driver::{DriverCode, Graph, Hold, Kernel};
 use granule::units::{KIB, MIB};
 use granule::{Arena, Block, CaptureScope, Heap, HeapConfig, Rounding};
 use proptest::prelude::*;
@@ -119,6 +119,9 @@ impl World {
             ..granule::PoolConfig::with_budget(setting.budget).granule(2 * MIB)
         });
         yard.heap = Heap::new(&yard.pool, config.clone()).unwrap();
+        // Code of kernels is loaded by the first launch, which is no work to capture.
+        let (spin, id) = (Kernel::Spin { nanos: 1_000 }, yard.streams[CAPTURED].id());
+        yard.rig.inner.launch(spin, id).unwrap();
         let limited = HeapConfig {
             limit: Some(setting.budget / 2),
             ..config
