@@ -209,7 +209,7 @@ unsafe fn record_arena(addr: u64, stream: u64) -> Outcome {
     for arena in tables().arenas.all() {
         let arena = arena.read();
         let offset = Va::new(addr).checked_offset_from(arena.base());
-        if !offset.is_some_and(|offset| offset < arena.capacity()) {
+        if offset.is_none_or(|offset| offset >= arena.capacity()) {
             continue;
         }
         for site in sites().open() {
