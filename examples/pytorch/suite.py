@@ -432,6 +432,9 @@ def growable_tensors(torch, g):
     assert error.status == g.OUT_OF_MEMORY and tensor.rows == 1000 + 39 * 50_000
     side = torch.cuda.Stream()
     tensor.record_stream(side)
+    g.library().granule_clear_error()
+    tensor.view().record_stream(side)
+    assert not g.last_error(), g.last_error()
     tensor.shrink(1000)
     assert bool((tensor.view() == 1).all())
     before = settle(torch, g)["reserved"]

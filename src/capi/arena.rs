@@ -143,21 +143,21 @@ pub unsafe extern "C" fn granule_arena_grow_all(
         let handles = unsafe { std::slice::from_raw_parts(arenas, count) };
         // SAFETY: not null; the rest is the caller's promise.
         let lens = unsafe { std::slice::from_raw_parts(to, count) };
-        let mut sorted = handles.to_vec();
+        // In one order for all callers: a waiting writer holds new readers up, so two that go crosswise could wait for
+        // each other.
+        let mut sorted: Vec<(u64, u64)> =
+            handles.iter().copied().zip(lens.iter().copied()).collect();
         sorted.sort_unstable();
-        sorted.dedup();
-        // Refused here already: a lock must not be taken twice.
-        if sorted.len() < count {
+        if sorted.windows(2).any(|pair| pair[0].0 == pair[1].0) {
             return Err(Error::Duplicate { what: "arena" }.into());
         }
-        let held: Outcome<Vec<_>> = handles.iter().map(|handle| get(*handle)).collect();
+        let held: Outcome<Vec<_>> = sorted.iter().map(|(handle, _)| get(*handle)).collect();
         let held = held?;
-        // Writers hold one lock each and wait for no other.
         let locked: Vec<_> = held.iter().map(|arena| arena.read()).collect();
         let wishes: Vec<(&Arena, u64)> = locked
             .iter()
-            .map(|arena| &**arena)
-            .zip(lens.iter().copied())
+            .zip(&sorted)
+            .map(|(arena, (_, to))| (&**arena, *to))
             .collect();
         match stream {
             0 => Ok(Arena::grow_all(&wishes)?),

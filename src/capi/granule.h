@@ -640,12 +640,13 @@ void *granule_torch_alloc(ptrdiff_t size,
 // Work that uses the block is queued on the stream it was allocated on, or was recorded.
 void granule_torch_free(void *ptr, ptrdiff_t size, int device, void *_stream);
 
-// `record_stream_fn` of PyTorch: work on `stream` uses the block.
+// `record_stream_fn` of PyTorch: work on `stream` uses the block, or the arena if it is the start of a growable tensor.
 //
 // # Safety
 //
 // `stream` is a stream of the block's device that is never destroyed, or null.
-void granule_torch_record_stream(void *ptr, void *stream);
+void granule_torch_record_stream(void *ptr,
+                                 void *stream);
 
 // `base_alloc_fn` of PyTorch: the start and size of the allocation at `ptr`. An address that is not the start of a block
 // is answered as it is, with size 0.

@@ -62,6 +62,11 @@ impl<T> Table<T> {
         object.ok_or_else(|| self.stale(handle))
     }
 
+    /// All objects there are.
+    pub(super) fn all(&self) -> Vec<Arc<T>> {
+        self.slots.read().values().cloned().collect()
+    }
+
     /// Takes the object out. Drop it without a lock: it may wait.
     pub(super) fn remove(&self, handle: u64) -> Outcome<Arc<T>> {
         let taken = self

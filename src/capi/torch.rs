@@ -173,7 +173,7 @@ pub unsafe extern "C" fn granule_torch_free(
     });
 }
 
-/// `record_stream_fn` of PyTorch: work on `stream` uses the block.
+/// `record_stream_fn` of PyTorch: work on `stream` uses the block, or the arena if it is the start of a growable tensor.
 ///
 /// # Safety
 ///
@@ -185,16 +185,42 @@ pub unsafe extern "C" fn granule_torch_record_stream(ptr: *mut c_void, stream: *
         if addr == 0 {
             return Ok(());
         }
-        let unknown = || Failure::invalid(format!("no block at {addr:#x}"));
-        let site = sites().owner(addr).ok_or_else(unknown)?;
+        let raw = stream.expose_provenance() as u64;
+        let Some(site) = sites().owner(addr) else {
+            // SAFETY: the caller's promise.
+            return unsafe { record_arena(addr, raw) };
+        };
         // A block of a private pool goes to nobody else anyway.
         if site.scopes.holds(addr) {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        let used = unsafe { site.on(stream.expose_provenance() as u64) }?;
+        let used = unsafe { site.on(raw) }?;
         Ok(site.heap.record_use_raw(Va::new(addr), used.stream())?)
     });
+}
+
+/// Records a use of a growable tensor, whose storage starts in an arena.
+///
+/// # Safety
+///
+/// As for [`granule_torch_record_stream`].
+unsafe fn record_arena(addr: u64, stream: u64) -> Outcome {
+    for arena in tables().arenas.all() {
+        let arena = arena.read();
+        let offset = Va::new(addr).checked_offset_from(arena.base());
+        if offset.is_none_or(|offset| offset >= arena.capacity()) {
+            continue;
+        }
+        for site in sites().open() {
+            if site.device.is_same(arena.device()) {
+                // SAFETY: the caller's promise.
+                let used = unsafe { site.on(stream) }?;
+                return Ok(arena.record_use(used.stream())?);
+            }
+        }
+    }
+    Err(Failure::invalid(format!("no block or arena at {addr:#x}")))
 }
 
 /// `base_alloc_fn` of PyTorch: the start and size of the allocation at `ptr`. An address that is not the start of a block

@@ -121,7 +121,15 @@ int main(void) {
   granule_torch_stats stats;
   OK(granule_torch_get_stats(0, &stats));
   CHECK(stats.reserved >= 2 * MIB && stats.budget == 64 * MIB);
+  /* A stream that uses the tensor on it. */
+  granule_arena_info info;
+  OK(granule_arena_get_info(arena, &info));
+  granule_clear_error();
+  granule_torch_record_stream((void *)(uintptr_t)info.base, NULL);
+  CHECK(granule_last_status() == GRANULE_OK);
   OK(granule_arena_close(arena));
+  granule_torch_record_stream((void *)(uintptr_t)info.base, NULL);
+  CHECK(granule_last_status() == GRANULE_INVALID_ARGUMENT);
 
   granule_stream second;
   void *made = NULL;
