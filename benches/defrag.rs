@@ -9,6 +9,7 @@
 //! The whole comparison, with other occupancies, traces, rivals and kernels beside it, is the example
 //! `showdown`.
 
+#[allow(dead_code)]
 mod support;
 
 use std::hint::black_box;

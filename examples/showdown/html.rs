@@ -26,6 +26,9 @@ const COLOURS: [(&str, RGBColor); 7] = [
     ("hybrid", RGBColor(0, 158, 115)),
 ];
 
+/// A strategy, its colour and its points.
+type Series = (&'static str, RGBColor, Vec<(f64, f64)>);
+
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -154,10 +157,7 @@ fn plot(draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Outcome) -> Ou
 }
 
 /// Points of each strategy: size in MiB, what `of` makes of size and time.
-fn series(
-    rows: &[Row],
-    of: impl Fn(u64, f64) -> Option<f64>,
-) -> Vec<(&'static str, RGBColor, Vec<(f64, f64)>)> {
+fn series(rows: &[Row], of: impl Fn(u64, f64) -> Option<f64>) -> Vec<Series> {
     let mut sizes: Vec<u64> = rows
         .iter()
         .filter(|r| r.case.group == "half free")
@@ -186,18 +186,15 @@ fn ratios(area: &DrawingArea<SVGBackend<'_>, Shift>, rows: &[Row]) -> Outcome {
     lines(area, "times hybrid's", &all)
 }
 
-fn lines(
-    area: &DrawingArea<SVGBackend<'_>, Shift>,
-    label: &str,
-    all: &[(&'static str, RGBColor, Vec<(f64, f64)>)],
-) -> Outcome {
+fn lines(area: &DrawingArea<SVGBackend<'_>, Shift>, label: &str, all: &[Series]) -> Outcome {
     let points = || all.iter().flat_map(|s| s.2.iter().copied());
     let low = |get: fn((f64, f64)) -> f64| points().map(get).fold(f64::INFINITY, f64::min);
     let high = |get: fn((f64, f64)) -> f64| points().map(get).fold(0.0, f64::max);
     if points().next().is_none() {
         return Ok(());
     }
-    let (x, y): (fn((f64, f64)) -> f64, fn((f64, f64)) -> f64) = (|p| p.0, |p| p.1);
+    let x: fn((f64, f64)) -> f64 = |p| p.0;
+    let y: fn((f64, f64)) -> f64 = |p| p.1;
     let mut chart = ChartBuilder::on(area)
         .margin(12)
         .x_label_area_size(36)

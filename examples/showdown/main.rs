@@ -96,10 +96,6 @@ impl Stage {
     pub fn is_cuda(&self) -> bool {
         self.device.kind() == DriverKind::Cuda
     }
-
-    pub fn calls(&self) -> u64 {
-        self.record.snapshot().total().calls
-    }
 }
 
 /// The table from a file, or measured now.
@@ -312,11 +308,7 @@ fn case_rows(stage: &mut Stage, case: &Case, layout: &Layout) -> Outcome<Vec<Row
 }
 
 /// A sample, or why the strategy cannot serve this.
-pub fn ask(
-    stage: &mut Stage,
-    scene: &Scene,
-    strategy: Strategy,
-) -> Outcome<Result<Sample, String>> {
+fn ask(stage: &mut Stage, scene: &Scene, strategy: Strategy) -> Outcome<Result<Sample, String>> {
     let record = stage.record.clone();
     let calls = move || record.snapshot().total().calls;
     match scene.ask(strategy, &mut stage.checker, &calls) {

@@ -305,7 +305,11 @@ pub fn time_of(rows: &[Row], piece: u64, strategy: &str) -> Option<f64> {
 /// How the figures stand against what was set out to be reached.
 pub fn verdicts(rows: &[Row], slow: &[Slow], is_cuda: bool) -> Vec<String> {
     let mut lines = Vec::new();
-    let reached = |yes: bool| if yes { "reached" } else { "MISSED" };
+    let reached = |yes: bool| match (is_cuda, yes) {
+        (false, _) => "set for a GPU",
+        (true, true) => "reached",
+        (true, false) => "MISSED",
+    };
     let mut sizes: Vec<u64> = rows
         .iter()
         .filter(|r| r.case.group == "half free")

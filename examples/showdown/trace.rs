@@ -136,9 +136,15 @@ fn replay(stage: &Stage, pool: &granule::Pool, granule: u64, events: &[Event]) -
     for event in events {
         match event {
             Event::Alloc(id, bytes) => {
-                let block = heap.alloc_aged(*bytes, Age::Unknown, &stage.stream)?;
-                live.insert(*id, block);
-                born.push(*id);
+                match heap.alloc_aged(*bytes, Age::Unknown, &stage.stream) {
+                    Ok(block) => {
+                        live.insert(*id, block);
+                        born.push(*id);
+                    }
+                    // What is there is fragmented enough.
+                    Err(error) if error.is_out_of_memory() => break,
+                    Err(error) => return Err(error.into()),
+                }
             }
             Event::Free(id) => drop(live.remove(id)),
         }

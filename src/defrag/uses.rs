@@ -1,8 +1,8 @@
 //! Which streams may still use some bytes. Streams are remembered, events are not taken, until
 //! memory is about to change hands.
 
+use crate::Result;
 use crate::stream::{Fence, Stream};
-use crate::{Error, Result};
 
 /// A few distinct streams.
 #[derive(Clone, Default, Debug)]
@@ -29,10 +29,8 @@ impl Uses {
 
     /// Makes `stream` wait on the device for all work that the others have queued.
     pub(super) fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let others = self.0.iter().filter(|other| *other != stream);
-        others
-            .map(|other| stream.wait(&other.fence()?))
-            .collect::<Result<(), Error>>()
+        let mut others = self.0.iter().filter(|other| *other != stream);
+        others.try_for_each(|other| stream.wait(&other.fence()?))
     }
 
     /// A fence behind the work that each has queued.

@@ -316,9 +316,11 @@ mod tests {
 
     #[test]
     fn a_table_that_is_written_is_read_back() {
-        let mut table = CostTable::default();
-        table.create = Curve::flat(Nanos(17));
-        table.peer_access = Nanos(3);
+        let table = CostTable {
+            create: Curve::flat(Nanos(17)),
+            peer_access: Nanos(3),
+            ..CostTable::default()
+        };
         let text = format!("# a comment\n\n{table}");
         assert_eq!(text.parse::<CostTable>().unwrap(), table);
         assert!("create 5".parse::<CostTable>().is_err());

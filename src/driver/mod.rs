@@ -172,6 +172,7 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// The default queues one [`copy`](Self::copy) for each part. After an error some parts may
     /// have been queued all the same.
     fn copy_batch(&self, parts: &[CopyPart], stream: StreamId) -> DriverResult<()> {
+        CopyPart::check(parts)?;
         parts
             .iter()
             .try_for_each(|part| self.copy(part.dst, part.src, stream))

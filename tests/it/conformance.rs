@@ -92,6 +92,7 @@ macro_rules! checks {
             the_default_stream_and_a_captured_one_are_not_captured
             reading_is_refused_without_data
             fills_span_mappings
+            batches_copy_every_part_exactly
             copies_span_mappings
             odd_offsets_and_lengths_copy_exactly
             host_copies_round_trip

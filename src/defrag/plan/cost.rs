@@ -61,12 +61,13 @@ impl Planner<'_> {
         self.times(self.table.create(self.state.granule), created)
     }
 
-    /// Least time of a window with so many holes, whole live slots to be shifted, and live bytes to
-    /// be copied.
-    pub(super) fn at_least(&self, holes: u64, shifts: u64, live: u64) -> Nanos {
+    /// The host's least time for a window with so many holes and whole live slots to be shifted.
+    pub(super) fn at_least(&self, holes: u64, shifts: u64) -> Nanos {
+        if holes + shifts == 0 {
+            return Nanos::ZERO;
+        }
         let twice = self.open() + self.open() + self.close();
-        let host = self.times(self.open(), holes) + self.times(twice, shifts);
-        host.max(self.least_copy(live))
+        self.times(self.open(), holes) + self.times(twice, shifts)
     }
 
     pub(super) fn predict(&self, steps: &[Step]) -> Prediction {

@@ -279,7 +279,9 @@ impl Planner<'_> {
                 }
             }
             Strategy::Compact => self.slide(want, &mut best),
-            Strategy::Evacuate => self.windows(want, Mode::EVACUATE, &mut best),
+            Strategy::Evacuate => {
+                self.windows(want, Mode::EVACUATE, &mut best);
+            }
             Strategy::Generational => {
                 self.windows(want, Mode::MINOR, &mut best);
                 if best.is_none() {
@@ -300,8 +302,12 @@ impl Planner<'_> {
             Strategy::Hybrid => {
                 // Windows that are remapped, emptied, or both: those of remap and evacuation are
                 // among them.
-                self.windows(want, Mode::MIXED, &mut best);
-                self.slide(want, &mut best);
+                let all = self.windows(want, Mode::MIXED, &mut best);
+                // Sliding an interval never copies less than emptying the window in it; but it finds
+                // room where that does not.
+                if best.is_none() || !all {
+                    self.slide(want, &mut best);
+                }
                 if best.is_none() {
                     self.windows(want, Mode::SHIFT, &mut best);
                 }

@@ -166,22 +166,34 @@ fn within(sums: &[u64], range: &Range<usize>) -> u64 {
 }
 
 impl Planner<'_> {
-    /// Plans the cheapest windows of a mode until no other can be cheaper than the best so far.
-    pub(super) fn windows(&self, want: u64, mode: Mode, best: &mut Option<Found>) {
+    /// Plans the cheapest windows of a mode until no other can be cheaper than the best so far. Whether
+    /// all that could be cheaper than what is the best now were planned.
+    pub(super) fn windows(&self, want: u64, mode: Mode, best: &mut Option<Found>) -> bool {
         let sums = Sums::new(self.state, mode);
         let len = mode.class.unwrap_or(want);
+        // Neighbouring windows mostly have as many live bytes.
+        let mut known = (0, Nanos::ZERO);
         let mut candidates: Vec<Candidate> = self
             .starts(len, mode)
             .into_iter()
-            .filter_map(|at| self.candidate(at, len, mode, &sums))
+            .filter_map(|at| self.candidate(at, len, mode, &sums, &mut known))
             .collect();
-        candidates.sort_by_key(|c| (c.least, c.holes, c.at));
-        for candidate in candidates.iter().take(TRIES) {
-            if best.as_ref().is_some_and(|b| b.time() <= candidate.least) {
-                return;
-            }
-            keep(best, self.window(candidate, len, mode, &sums));
+        let key = |c: &Candidate| (c.least, c.holes, c.at);
+        if candidates.len() > TRIES {
+            candidates.select_nth_unstable_by_key(TRIES, key);
         }
+        let tried = candidates.len().min(TRIES);
+        candidates[..tried].sort_unstable_by_key(key);
+        let mut all = true;
+        for candidate in &candidates[..tried] {
+            if best.as_ref().is_some_and(|b| b.time() <= candidate.least) {
+                return all;
+            }
+            let found = self.window(candidate, len, mode, &sums);
+            all &= found.is_some();
+            keep(best, found);
+        }
+        all && tried == candidates.len()
     }
 
     /// Where a window can start so that none in between is better: behind or before a piece or hole.
@@ -210,7 +222,14 @@ impl Planner<'_> {
         edges
     }
 
-    fn candidate(&self, at: u64, len: u64, mode: Mode, sums: &Sums) -> Option<Candidate> {
+    fn candidate(
+        &self,
+        at: u64,
+        len: u64,
+        mode: Mode,
+        sums: &Sums,
+        known: &mut (u64, Nanos),
+    ) -> Option<Candidate> {
         let state = self.state;
         let slots = state.touched(at, len);
         let pieces = self.pieces_in(at, len);
@@ -231,9 +250,12 @@ impl Planner<'_> {
                 return None;
             }
         }
+        if known.0 != live {
+            *known = (live, self.least_copy(live));
+        }
         Some(Candidate {
             at,
-            least: self.at_least(holes, shifts, live),
+            least: self.at_least(holes, shifts).max(known.1),
             holes,
         })
     }

@@ -2,7 +2,7 @@
 
 use super::rig::{MAIN, Rig, check, sub};
 use super::{Failure, Outcome};
-use crate::driver::{Kernel, SharedDriver, pattern_word};
+use crate::driver::{CopyPart, DriverCode, Kernel, SharedDriver, pattern_word};
 use crate::units::{Va, VaRange};
 
 /// Bytes that repeat late and differ by seed.
@@ -93,6 +93,67 @@ pub(super) fn odd_offsets_and_lengths_copy_exactly(d: &SharedDriver) -> Outcome 
             let what = format!("{len} bytes from offset {}", 3 + offset);
             same(&what, &expected, &found)?;
         }
+        Ok(())
+    })
+}
+
+pub(super) fn batches_copy_every_part_exactly(d: &SharedDriver) -> Outcome {
+    check(d, |rig| {
+        let from = rig.pieces(2)?;
+        let to = rig.pieces(2)?;
+        let len = usize::try_from(rig.unit).map_err(|_| Failure::new("a granule too long"))?;
+        let noise = noise(5, 2 * len);
+        rig.d.copy_from_host(from.start(), &noise, MAIN)?;
+        rig.d.fill(to, 0xCC, MAIN)?;
+        let mut expected = vec![0xCC; 2 * len];
+        let mut parts = Vec::new();
+        // More parts than one launch takes, back to front; some odd, some empty, one across both
+        // granules and longer than what one block of threads copies.
+        let mut at = 16;
+        for i in 0..300u64 {
+            let odd = if i % 7 == 3 { 5 } else { 0 };
+            let part = sub(
+                from,
+                2 * rig.unit - 4096 - i * 512 + odd,
+                16 * (i % 20) + odd,
+            )?;
+            parts.push(CopyPart {
+                dst: add(to.start(), at + odd)?,
+                src: part,
+            });
+            at += 512;
+        }
+        parts.push(CopyPart {
+            dst: add(to.start(), 200_000)?,
+            src: sub(from, 0, rig.unit + 70_000)?,
+        });
+        for part in &parts {
+            let offset = |va: Va, base: Va| va.checked_offset_from(base).unwrap_or(0) as usize;
+            let (dst, src) = (
+                offset(part.dst, to.start()),
+                offset(part.src.start(), from.start()),
+            );
+            let n = part.src.len() as usize;
+            expected[dst..dst + n].copy_from_slice(&noise[src..src + n]);
+        }
+        rig.d.copy_batch(&parts, MAIN)?;
+        rig.d.copy_batch(&[], MAIN)?;
+        if let Some(found) = rig.bytes(to, MAIN)? {
+            same("a batch", &expected, &found)?;
+        }
+        let both = |dst, src, n| -> Outcome<CopyPart> {
+            Ok(CopyPart {
+                dst: add(to.start(), dst)?,
+                src: sub(to, src, n)?,
+            })
+        };
+        let clash = [both(0, 4096, 64)?, both(8192, 32, 64)?];
+        rig.d.sync_stream(MAIN)?;
+        let refused = rig.d.copy_batch(&clash, MAIN);
+        ensure!(
+            refused.is_err_and(|e| e.code == DriverCode::INVALID_VALUE),
+            "a part that reads what another writes was taken"
+        );
         Ok(())
     })
 }

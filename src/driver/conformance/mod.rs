@@ -155,6 +155,7 @@ pub const CHECKS: &[Check] = checks! {
     data::{
         reading_is_refused_without_data,
         fills_span_mappings,
+        batches_copy_every_part_exactly,
         copies_span_mappings,
         odd_offsets_and_lengths_copy_exactly,
         host_copies_round_trip,
