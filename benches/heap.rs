@@ -13,7 +13,7 @@ use granule::driver::DriverKind;
 use granule::driver::cuda::CudaDriver;
 use granule::trace::ReadOptions;
 use granule::units::{Bytes, GIB, KIB, MIB};
-use granule::{Block, Device, Error, Heap, HeapConfig, Pool, PoolConfig};
+use granule::{Block, Device, Error, Heap, HeapConfig, History, HistoryConfig, Pool, PoolConfig};
 
 #[path = "../examples/support/replay.rs"]
 mod replay;
@@ -92,6 +92,14 @@ fn hot(device: &Device, settings: &Settings) -> Outcome {
     })?;
     println!("| hot, 512 B, stream looked up | {ns:.1} |");
     assert!(heap.stats().misses < 10, "{:?}", heap.stats());
+    heap.set_history(Some(&History::new(HistoryConfig::default())));
+    let ns = best(settings, 200_000, |n| {
+        for _ in 0..n {
+            black_box(on.alloc(black_box(512))?);
+        }
+        Ok(())
+    })?;
+    println!("| hot, 512 B, with a history | {ns:.1} |");
     Ok(())
 }
 

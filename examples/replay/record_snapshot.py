@@ -36,7 +36,7 @@ def main():
     torch.manual_seed(1)
     chance = random.Random(1)
     device = torch.device("cuda:0")
-    torch.cuda.memory._record_memory_history(max_entries=args.ring)
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=args.ring)
 
     layer = nn.TransformerEncoderLayer(args.width, 16, 4 * args.width, batch_first=True, dropout=0.0)
     model = nn.TransformerEncoder(layer, args.layers, enable_nested_tensor=False).to(device, torch.bfloat16)

@@ -68,7 +68,9 @@ fn replay(trace: &Trace) {
     blocks.resize_with(trace.slots as usize, || None);
     for event in &trace.events {
         match event.kind {
-            EventKind::Alloc { slot, bytes, .. } => blocks[slot as usize] = heap.alloc(bytes, &stream).ok(),
+            EventKind::Alloc { slot, bytes, .. } => {
+                blocks[slot as usize] = heap.alloc(bytes, &stream).ok()
+            }
             EventKind::Free { slot, .. } => blocks[slot as usize] = None,
             _ => {}
         }
