@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use super::core::UNIT;
 
-/// Blocks of up to this many units are kept, by length: 64 KiB. More than that costs footprint.
+/// Blocks of up to this many units are kept, by length: 64 KiB.
 pub(super) const CLASSES: usize = 256;
 /// Blocks of one length.
-const DEPTH: usize = 16;
-/// Units that a magazine keeps at most: 1.5 MiB.
-const MOST: u32 = 6144;
+const DEPTH: usize = 32;
+/// Units that a magazine keeps at most: 4 MiB.
+const MOST: u32 = 16384;
 
 /// The class of blocks of so many bytes; 0 if they are not kept.
 #[inline]

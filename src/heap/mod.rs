@@ -84,7 +84,7 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 ///
 /// All methods may be called from any thread. Each stream has a lock of its own, held for
 /// bookkeeping only, never across a driver call. Most allocations and frees do without: freed blocks
-/// of up to 64 KiB wait for the next of their size in one of 16 magazines for each stream, 1.5 MiB
+/// of up to 64 KiB wait for the next of their size in one of 16 magazines for each stream, 4 MiB
 /// each at most, and threads are spread over these. A miss and [`trim`](Self::trim) empty all of
 /// them, whoever filled them; in [`HeapStats`] what they hold is free and not idle, as all that is
 /// kept for the next of its size. A block with a name takes the lock when it is freed.

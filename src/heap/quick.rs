@@ -11,9 +11,9 @@ use super::core::UNIT;
 use super::magazine::{CLASSES, Flag};
 
 /// Blocks that the list of a length keeps.
-const DEPTH: usize = 32;
+const DEPTH: usize = 64;
 /// Bytes that all lists keep together.
-const BYTES: u64 = 2 << 20;
+const BYTES: u64 = 8 << 20;
 
 /// A freed block.
 #[derive(Clone, Copy, Debug)]
