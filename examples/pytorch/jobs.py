@@ -4,6 +4,7 @@ Each job is a function `job(steps, device, size)` that is a generator: it yields
 each step, so that its caller can take the time. All of its memory is gone when it is exhausted or closed.
 """
 
+import os
 import random
 import warnings
 
@@ -21,6 +22,12 @@ def deterministic():
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = True
+    if os.environ.get("GRANULE_JOBS_EXACT"):
+        # The fused kernels of attention give other bits from run to run.
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def seeded(job):

@@ -7,7 +7,8 @@ In parts, each within a few minutes: `--phases time,arena --json a.json`, then `
 
 Phases: `time` (one allocator after the other), `arena` (with `time`: serving with caches that grow in place beside
 those that are concatenated), `budget` (bisection between the peak of requested bytes and the peak of reserved ones, several processes at a time;
-cudaMallocAsync alone at the end), `demo` (a budget at which the native allocator dies of fragmentation and granule completes).
+cudaMallocAsync alone at the end), `exact` (a few steps with kernels that give the same bits every time, so that equal losses mean equal data),
+`demo` (a budget at which the native allocator dies of fragmentation and granule completes).
 """
 
 import argparse
@@ -171,6 +172,25 @@ def phase_demo(args, out):
         return
 
 
+def phase_exact(args, out):
+    """A few steps of each job with kernels that give the same bits every time, twice on native and once on granule."""
+    def one(name):
+        worker = Worker(name, args.size, quiet=True, exact=True)
+        runs = {}
+        for job in args.jobs:
+            runs[job] = [worker.ask(job=job, steps=6) for _ in range(2 if name == "native" else 1)]
+        worker.close()
+        return runs
+
+    with ThreadPoolExecutor(2) as pool:
+        native, granule = pool.map(one, ("native", "granule"))
+    for job in args.jobs:
+        runs = native[job] + granule[job]
+        errors = [run["error"] for run in runs if "error" in run]
+        out["exact"][job] = {"error": errors[0]} if errors else {"results": [run["results"] for run in runs]}
+        say(f"exact: {job}: {out['exact'][job]}"[:400])
+
+
 def same(a, b):
     """How far two lists of results are apart."""
     if len(a) != len(b):
@@ -209,6 +229,13 @@ def table(out):
                 lines.append(f"  {name:<20}{run}")
         checks = [run["checks"] for run in out["serving"].values() if run and "checks" in run]
         lines.append(f"  tokens and check sums equal: {all(check == checks[0] for check in checks)}")
+    for job, exact in out["exact"].items():
+        if "error" in exact:
+            lines.append(f"\n{job}, kernels that give the same bits: {exact['error']}")
+            continue
+        first, again, ours = exact["results"]
+        lines.append(f"\n{job}, kernels that give the same bits: granule differs from native by {same(first, ours):g}, "
+                     f"two runs of native by {same(first, again):g}")
     for job, demo in out["demo"].items():
         lines.append(f"\n{job} in {demo['budget'] / GIB:.3f} GiB:")
         for name in ("native", "granule"):
@@ -222,7 +249,7 @@ def main():
     parser.add_argument("--json", help="write all figures there, after each phase")
     parser.add_argument("--jobs", type=listed, default=JOBS)
     parser.add_argument("--allocators", type=listed, default=ALLOCATORS)
-    parser.add_argument("--phases", type=listed, default=("time", "arena", "budget", "demo"))
+    parser.add_argument("--phases", type=listed, default=("time", "arena", "budget", "demo", "exact"))
     parser.add_argument("--resume", help="go on with the figures of that file, for phases other than time")
     parser.add_argument("--deadline", type=float, default=500, help="seconds after which bisections end where they are")
     parser.add_argument("--steps", type=int, default=None, help="steps of a job; its own number by default")
@@ -230,11 +257,11 @@ def main():
     parser.add_argument("--parallel", type=int, default=5, help="processes of the bisection at a time")
     parser.add_argument("--tolerance", type=float, default=0.003, help="of the least budget, as a part of it")
     args = parser.parse_args()
-    out = {"machine": {}, "time": {}, "serving": {}, "budget": {}, "demo": {}}
+    out = {"machine": {}, "time": {}, "serving": {}, "budget": {}, "demo": {}, "exact": {}}
     if args.resume:
         with open(args.resume, encoding="utf-8") as file:
             out.update(json.load(file))
-    elif "time" not in args.phases:
+    elif "time" not in args.phases and args.phases != ("exact",):
         parser.error("without the phase time, --resume names a file of an earlier run")
 
     def save():
@@ -255,6 +282,9 @@ def main():
         save()
     if "demo" in args.phases:
         phase_demo(args, out)
+        save()
+    if "exact" in args.phases:
+        phase_exact(args, out)
         save()
     print(table(out))
 

@@ -24,8 +24,8 @@ MIB = 1 << 20
 class Worker:
     """A worker process; `ask` waits for its answer for a while at most."""
 
-    def __init__(self, allocator, size="big", quiet=False):
-        env = dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8", PYTHONUNBUFFERED="1")
+    def __init__(self, allocator, size="big", quiet=False, exact=False):
+        env = dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8", PYTHONUNBUFFERED="1", GRANULE_JOBS_EXACT="1" if exact else "")
         env.pop("PYTORCH_CUDA_ALLOC_CONF", None)
         env.pop("PYTORCH_ALLOC_CONF", None)
         if allocator in CONF:
