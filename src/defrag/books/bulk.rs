@@ -158,7 +158,10 @@ mod tests {
         books
     }
 
-    fn shape(books: &Books) -> (Vec<(u64, u64, usize)>, Vec<(u64, u64)>, u64) {
+    /// Free runs with how many streams used them, places of blocks, and free bytes.
+    type Shape = (Vec<(u64, u64, usize)>, Vec<(u64, u64)>, u64);
+
+    fn shape(books: &Books) -> Shape {
         let free = books.free.iter();
         let free = free.map(|(at, run)| (*at, run.len, run.uses.iter().count()));
         let places = books.by_place.iter().map(|(at, id)| (*at, *id));

@@ -160,9 +160,9 @@ impl Survey {
                 sum.load.add(piece.len);
                 sum.movable += 1;
                 sum.old += u64::from(!piece.young);
-                if piece.offset % state.granule == 0 && piece.len % state.granule == 0 {
+                if (piece.offset | piece.len) & (state.granule - 1) == 0 {
                     sum.whole += 1;
-                    sum.granules += piece.len / state.granule;
+                    sum.granules += touched.len() as u64;
                 }
             }
             pieces.push(sum);
