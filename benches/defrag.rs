@@ -13,7 +13,7 @@
 mod support;
 
 use std::hint::black_box;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use criterion::{Criterion, SamplingMode};
 use granule::defrag::{Lazy, Piece, Slot, State, Strategy, plan};
@@ -33,6 +33,7 @@ fn main() {
         .configure_from_args();
     planning(&mut criterion);
     let rig = must(Rig::open());
+    plan_rows(&rig);
     asking(&mut criterion, &rig);
     criterion.final_summary();
     rig.print();
@@ -93,6 +94,28 @@ fn planning(criterion: &mut Criterion) {
         }
     }
     group.finish();
+}
+
+/// The same as rows of the table, for as many small pieces as the showdown has, and eight times as many.
+fn plan_rows(rig: &Rig) {
+    let table = CostTable::default();
+    let lazy = Lazy::default();
+    for pieces in [512, 4096] {
+        let state = checkerboard(2 * MIB, 2 * MIB, pieces / 2);
+        for strategy in Strategy::ALL {
+            let want = pieces / 2 * 2 * MIB;
+            let mut samples = Vec::new();
+            let mut steps = 0;
+            for _ in 0..50 {
+                let start = Instant::now();
+                let made = plan(black_box(&state), strategy, want, &table, &lazy);
+                samples.push(start.elapsed());
+                steps = made.map_or(0, |plan| plan.steps.len());
+            }
+            let case = format!("planning alone, {pieces} pieces of 2 MiB, every other one live");
+            rig.row(&case, strategy.name(), samples, format!("{steps} steps"));
+        }
+    }
 }
 
 /// From the request until the block can be used and the device has got there.

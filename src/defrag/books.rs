@@ -1,6 +1,9 @@
 //! What is where in a heap of movable blocks. No driver is seen here.
 
+mod bulk;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
 
 use super::plan::{Piece, Slot, State};
@@ -12,6 +15,27 @@ use crate::{Error, Result};
 
 /// Bytes held for something else than a block; never moved.
 pub(super) const HELD: u64 = u64::MAX;
+
+/// Ids are counted by us, so that one multiplication spreads them well enough.
+#[derive(Default)]
+pub(super) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes
+            .iter()
+            .for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        // 2^64 divided by the golden ratio.
+        self.0 = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
 
 /// A live block.
 #[derive(Debug)]
@@ -41,7 +65,7 @@ pub(super) struct Books {
     pub(super) unit: u64,
     pub(super) align: u64,
     pub(super) slots: Vec<Slot>,
-    pub(super) blocks: HashMap<u64, Block>,
+    pub(super) blocks: HashMap<u64, Block, BuildHasherDefault<IdHasher>>,
     by_place: BTreeMap<u64, u64>,
     free: BTreeMap<u64, Free>,
     by_size: BTreeSet<(u64, u64)>,
@@ -60,7 +84,7 @@ impl Books {
             unit,
             align,
             slots: vec![Slot::Hole; slots],
-            blocks: HashMap::new(),
+            blocks: HashMap::default(),
             by_place: BTreeMap::new(),
             free: BTreeMap::new(),
             by_size: BTreeSet::new(),
@@ -192,8 +216,8 @@ impl Books {
         }
     }
 
-    pub(super) fn hold(&mut self, offset: u64, len: u64) {
-        self.held.insert(offset, len);
+    pub(super) fn hold(&mut self, places: &[(u64, u64)]) {
+        self.held.extend(places.iter().copied());
     }
 
     /// Gives back a place that was held.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::heap::Inner;
-use super::plan::{self, Plan, Shortfall, Source, State, Step, Strategy};
+use super::plan::{self, Plan, Prediction, Shortfall, Source, State, Step, Strategy};
 use super::steps::Went;
 use super::{Age, Bound, Calls, Goal, Report};
 use crate::driver::cost::Nanos;
@@ -182,7 +182,7 @@ impl Inner {
         self.stop.store(false, Ordering::Release);
         let started = Instant::now();
         let mut tally = Tally::default();
-        let mut first: Option<Plan> = None;
+        let mut first: Option<(u64, Prediction)> = None;
         let done = self.attempts(order, started, &mut tally, &mut first);
         self.heap.lock().books.window = None;
         if tally.steps > 0 {
@@ -190,18 +190,12 @@ impl Inner {
             self.fence_stale();
         }
         let (finished, at, id) = done?;
-        let plan = first.unwrap_or_else(|| Plan {
-            strategy: order.strategy,
-            at: 0,
-            len: 0,
-            steps: Vec::new(),
-            predicted: plan::Prediction::default(),
-        });
+        let (len, predicted) = first.unwrap_or_default();
         let report = Report {
             strategy: order.strategy,
-            run: self.range(at, plan.len).unwrap_or(VaRange::EMPTY),
+            run: self.range(at, len).unwrap_or(VaRange::EMPTY),
             finished,
-            predicted: plan.predicted,
+            predicted,
             actual: started.elapsed(),
             planning: tally.planning,
             steps: tally.steps,
@@ -220,7 +214,7 @@ impl Inner {
         order: &Order<'_>,
         started: Instant,
         tally: &mut Tally,
-        first: &mut Option<Plan>,
+        first: &mut Option<(u64, Prediction)>,
     ) -> Result<(bool, u64, Option<u64>)> {
         // Addresses of earlier passes come free here, and only what is in the way is waited for.
         self.bound_aliases(tally)?;
@@ -243,7 +237,7 @@ impl Inner {
             let plan = planned.map_err(|why| Error::Shortfall(Box::new(why)))?;
             tally.planning += planning.elapsed();
             at = plan.at;
-            first.get_or_insert_with(|| plan.clone());
+            first.get_or_insert((plan.len, plan.predicted));
             self.heap.lock().books.window = Some((plan.at, plan.len));
             match self.carry_out(order, &plan, &state, started, tally)? {
                 Carried::Out => {}
@@ -310,9 +304,9 @@ impl Inner {
             if order.bound.steps.is_some_and(|most| tally.steps >= most) {
                 return Ok(Carried::Stopped);
             }
-            let price = plan::price(state, &self.table, step);
-            device += price.device;
             if let Some(most) = order.bound.time {
+                let price = plan::price(state, &self.table, step);
+                device += price.device;
                 let host = started.elapsed() + Duration::from(price.host);
                 if host.max(Duration::from(device)) > most {
                     return Ok(Carried::Stopped);

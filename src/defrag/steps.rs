@@ -49,7 +49,9 @@ impl Inner {
     fn copy_step(&self, stream: &Stream, moves: &[Move], tally: &mut Tally) -> Result<Went> {
         let mut waits = Uses::default();
         let mut ready: Vec<Fence> = Vec::new();
-        let mut targets: Vec<Uses> = Vec::with_capacity(moves.len());
+        let mut places: Vec<(u64, u64)> = moves.iter().map(|one| (one.to, one.len)).collect();
+        places.sort_unstable();
+        let targets;
         {
             let mut heap = self.heap.lock();
             let books = &mut heap.books;
@@ -58,16 +60,16 @@ impl Inner {
                     (block.offset, block.len) == (one.from, one.len)
                         && block.still == 0
                         && !block.moving
-                }) && books.is_free(one.to, one.len)
+                })
             });
-            if !as_planned {
+            let carved = as_planned.then(|| books.carve_all(&places)).flatten();
+            let Some(uses) = carved else {
                 return Ok(Went::Outdated);
-            }
+            };
+            targets = uses;
+            targets.iter().for_each(|uses| waits.join(uses));
+            books.hold(&places);
             for one in moves {
-                let uses = books.carve(one.to, one.len).unwrap_or_default();
-                waits.join(&uses);
-                targets.push(uses);
-                books.hold(one.to, one.len);
                 if let Some(block) = books.blocks.get_mut(&one.id) {
                     waits.join(&block.uses);
                     block.moving = true;
@@ -83,15 +85,7 @@ impl Inner {
         let mut heap = self.heap.lock();
         let outcome = match copied {
             Ok(fence) => {
-                for one in moves {
-                    heap.books.settle(one.id, one.to, Some(Uses::of(stream)));
-                    if let Some(block) = heap.books.blocks.get_mut(&one.id) {
-                        // All earlier uses are before the copy.
-                        block.uses = Uses::of(stream);
-                        block.ready = Some(fence.clone());
-                        block.moving = false;
-                    }
-                }
+                heap.books.settle_all(moves, &Uses::of(stream), &fence);
                 let bytes: u64 = moves.iter().map(|one| one.len).sum();
                 heap.bytes_copied += bytes;
                 tally.bytes_copied += bytes;
@@ -100,9 +94,11 @@ impl Inner {
             }
             Err(error) => {
                 // Some may have been queued: they read the blocks and write to the places.
-                for (one, mut uses) in moves.iter().zip(targets) {
+                for ((to, _), mut uses) in places.into_iter().zip(targets) {
                     uses.add(stream);
-                    heap.books.unhold(one.to, uses);
+                    heap.books.unhold(to, uses);
+                }
+                for one in moves {
                     if let Some(block) = heap.books.blocks.get_mut(&one.id) {
                         block.uses.add(stream);
                         block.moving = false;

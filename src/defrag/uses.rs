@@ -4,37 +4,45 @@
 use crate::Result;
 use crate::stream::{Fence, Stream};
 
-/// A few distinct streams.
+/// A few distinct streams; nearly always one.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Uses(Vec<Stream>);
+pub(super) struct Uses {
+    first: Option<Stream>,
+    others: Vec<Stream>,
+}
 
 impl Uses {
     pub(super) fn of(stream: &Stream) -> Self {
-        Self(vec![stream.clone()])
+        Self {
+            first: Some(stream.clone()),
+            others: Vec::new(),
+        }
     }
 
     pub(super) fn add(&mut self, stream: &Stream) {
-        if !self.0.contains(stream) {
-            self.0.push(stream.clone());
+        match &self.first {
+            None => self.first = Some(stream.clone()),
+            Some(first) if first == stream || self.others.contains(stream) => {}
+            Some(_) => self.others.push(stream.clone()),
         }
     }
 
     pub(super) fn join(&mut self, other: &Self) {
-        other.0.iter().for_each(|stream| self.add(stream));
+        other.iter().for_each(|stream| self.add(stream));
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Stream> {
-        self.0.iter()
+        self.first.iter().chain(&self.others)
     }
 
     /// Makes `stream` wait on the device for all work that the others have queued.
     pub(super) fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let mut others = self.0.iter().filter(|other| *other != stream);
+        let mut others = self.iter().filter(|other| *other != stream);
         others.try_for_each(|other| stream.wait(&other.fence()?))
     }
 
     /// A fence behind the work that each has queued.
     pub(super) fn fences(&self) -> Result<Vec<Fence>> {
-        self.0.iter().map(Stream::fence).collect()
+        self.iter().map(Stream::fence).collect()
     }
 }

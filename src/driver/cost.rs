@@ -125,8 +125,13 @@ impl Curve {
         };
         let (run, steps) = (u128::from(right.0 - left.0), u128::from(len - left.0));
         if right.1 >= left.1 {
-            let rise = u128::from(right.1.0 - left.1.0) * steps / run;
-            left.1 + Nanos(u64::try_from(rise).unwrap_or(u64::MAX))
+            let rise = right.1.0 - left.1.0;
+            // Mostly it fits into 64 bits, which divide much faster.
+            let rise = match rise.checked_mul(len - left.0) {
+                Some(product) => product / (right.0 - left.0),
+                None => u64::try_from(u128::from(rise) * steps / run).unwrap_or(u64::MAX),
+            };
+            left.1 + Nanos(rise)
         } else {
             let fall = u128::from(left.1.0 - right.1.0) * steps.min(run) / run;
             Nanos(left.1.0 - u64::try_from(fall).unwrap_or(left.1.0))

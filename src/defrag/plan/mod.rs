@@ -1,6 +1,7 @@
 //! The planner: what moves where, and what that will cost. Pure: the same state, question and cost
 //! table give the same plan, and no driver is seen here.
 
+use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ mod window;
 pub use cost::{BATCH_PARTS, BULK, Prediction};
 pub use state::{Piece, Slot, State};
 
-use window::Mode;
+use window::{Mode, Span, Survey};
 
 /// A way to make free memory contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -197,7 +198,7 @@ pub fn plan(
     table: &CostTable,
     lazy: &Lazy,
 ) -> Result<Plan, Shortfall> {
-    let planner = Planner { state, table };
+    let planner = Planner::new(state, table);
     let rounded = crate::units::round_up(want.max(1), state.align.max(1));
     let made = match rounded {
         Some(want) if state.is_sound() && want <= state.len() => planner.by(strategy, want, lazy),
@@ -234,12 +235,45 @@ pub(super) fn shortfall(state: &State, strategy: Strategy, wanted: u64) -> Short
 
 /// What one step costs by the table.
 pub(super) fn price(state: &State, table: &CostTable, step: &Step) -> Prediction {
-    Planner { state, table }.predict(std::slice::from_ref(step))
+    Planner::new(state, table).predict(std::slice::from_ref(step))
 }
+
+/// What remapping and copying at the same time may take of what the better one takes alone, in
+/// thousandths: it makes work for both host and device, so a gain within the noise is none.
+const MIX_PERMILLE: u64 = 900;
 
 struct Planner<'a> {
     state: &'a State,
     table: &'a CostTable,
+    /// Of the state, once a window is looked at.
+    survey: OnceCell<Survey>,
+    /// Windows of the length wanted.
+    spans: OnceCell<Vec<Span>>,
+    /// Pieces, slots and windows that were looked at, for the test that it stays near linear.
+    looked_at: Cell<usize>,
+}
+
+impl<'a> Planner<'a> {
+    const fn new(state: &'a State, table: &'a CostTable) -> Self {
+        Self {
+            state,
+            table,
+            survey: OnceCell::new(),
+            spans: OnceCell::new(),
+            looked_at: Cell::new(0),
+        }
+    }
+
+    fn survey(&self) -> &Survey {
+        self.survey.get_or_init(|| {
+            self.work(self.state.pieces.len() + self.state.slots.len());
+            Survey::new(self.state)
+        })
+    }
+
+    fn work(&self, n: usize) {
+        self.looked_at.set(self.looked_at.get().saturating_add(n));
+    }
 }
 
 /// A plan without its name.
@@ -273,43 +307,48 @@ impl Planner<'_> {
         let mut best = None;
         match strategy {
             Strategy::Remap => {
-                self.windows(want, Mode::REMAP, &mut best);
+                self.windows(want, &[Mode::REMAP], &mut best, None);
                 if best.is_none() {
-                    self.windows(want, Mode::SHIFT, &mut best);
+                    self.windows(want, &[Mode::SHIFT], &mut best, None);
                 }
             }
             Strategy::Compact => self.slide(want, &mut best),
             Strategy::Evacuate => {
-                self.windows(want, Mode::EVACUATE, &mut best);
+                self.windows(want, &[Mode::EVACUATE], &mut best, None);
             }
             Strategy::Generational => {
-                self.windows(want, Mode::MINOR, &mut best);
+                self.windows(want, &[Mode::MINOR], &mut best, None);
                 if best.is_none() {
                     self.slide(want, &mut best);
                 }
             }
             Strategy::Buddy | Strategy::LazyBuddy => {
                 let class = want.checked_next_power_of_two()?;
-                self.windows(want, Mode::buddy(class, false), &mut best);
+                self.windows(want, &[Mode::buddy(class, false)], &mut best, None);
                 if best.is_none() && strategy == Strategy::LazyBuddy && lazy.is_due(self.state) {
-                    self.windows(want, Mode::buddy(class, true), &mut best);
+                    self.windows(want, &[Mode::buddy(class, true)], &mut best, None);
                 }
                 if best.is_none() {
-                    self.windows(want, Mode::buddy_growth(class), &mut best);
+                    self.windows(want, &[Mode::buddy_growth(class)], &mut best, None);
                 }
                 return best;
             }
             Strategy::Hybrid => {
-                // Windows that are remapped, emptied, or both: those of remap and evacuation are
-                // among them.
-                let all = self.windows(want, Mode::MIXED, &mut best);
+                let all = self.windows(want, &[Mode::REMAP, Mode::EVACUATE], &mut best, None);
                 // Sliding an interval never copies less than emptying the window in it; but it finds
                 // room where that does not.
                 if best.is_none() || !all {
                     self.slide(want, &mut best);
                 }
+                // Windows that are remapped in one part and emptied in another, at the same time.
+                let most = best
+                    .as_ref()
+                    .map(|single| Nanos(single.time().0.saturating_mul(MIX_PERMILLE) / 1000));
+                let mut mixed = None;
+                self.windows(want, &[Mode::MIXED], &mut mixed, most);
+                best = mixed.or(best);
                 if best.is_none() {
-                    self.windows(want, Mode::SHIFT, &mut best);
+                    self.windows(want, &[Mode::SHIFT], &mut best, None);
                 }
             }
         }
@@ -317,10 +356,10 @@ impl Planner<'_> {
             // Footprint last: new memory only where what is there does not do.
             let remaps = matches!(strategy, Strategy::Remap | Strategy::Hybrid);
             let mode = if remaps { Mode::GROW } else { Mode::FRESH };
-            self.windows(want, mode, &mut best);
+            self.windows(want, &[mode], &mut best, None);
         }
         if best.is_none() && strategy == Strategy::Hybrid {
-            self.windows(want, Mode::ALL, &mut best);
+            self.windows(want, &[Mode::ALL], &mut best, None);
         }
         best
     }

@@ -20,6 +20,7 @@ struct Interval {
 
 impl Planner<'_> {
     pub(super) fn slide(&self, want: u64, best: &mut Option<Found>) {
+        self.work(self.state.pieces.len() + self.state.slots.len());
         let mut intervals = self.intervals(want);
         intervals.sort_by_key(|i| (i.live, i.low));
         for interval in intervals.iter().take(TRIES) {
@@ -27,6 +28,7 @@ impl Planner<'_> {
             if best.as_ref().is_some_and(|best| best.time() <= least) {
                 return;
             }
+            self.work(interval.last - interval.first);
             keep(best, self.slide_within(interval, want));
         }
     }
@@ -148,7 +150,8 @@ impl Planner<'_> {
             return Some(interval.high - piece.len);
         }
         let outside = |at: u64, len: u64| at + len <= interval.low || at >= interval.high;
-        let runs = self.state.free_runs();
+        let runs = &self.survey().runs;
+        self.work(runs.len());
         let fits = runs
             .iter()
             .filter(|(at, len)| outside(*at, *len) && *len >= piece.len);

@@ -1,9 +1,10 @@
 //! Windows: stretches of addresses that are to become free and mapped. What each would cost is known
-//! from prefix sums before any of them is planned, so that the cheapest are looked at first.
+//! from prefix sums before any of them is planned, so that mostly only the cheapest one is.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
+use super::cost::Load;
 use super::{Found, Move, Planner, Remapping, Slot, Source, State, Step, keep};
 use crate::driver::cost::Nanos;
 
@@ -94,90 +95,178 @@ impl Mode {
     }
 }
 
-/// A window and the least it can cost.
+/// A stretch of addresses that may become the run, and what stands in it.
+#[derive(Debug)]
+pub(super) struct Span {
+    at: u64,
+    /// The pieces that have a byte in it: from this one, to before that one.
+    first: usize,
+    last: usize,
+}
+
+/// A span, what may be done to it, and the least that can cost: in most cases exactly what it will.
 struct Candidate {
     at: u64,
+    pieces: Range<usize>,
+    mode: Mode,
     least: Nanos,
     holes: u64,
 }
 
-/// Prefix sums over pieces and slots.
-struct Sums {
-    /// Bytes of pieces that may be copied, before the i-th.
-    live: Vec<u64>,
-    /// Slots of pieces that may be shifted.
-    shifted: Vec<u64>,
-    /// How many may not move at all.
-    fixed: Vec<u64>,
-    holes: Vec<u64>,
-    busy: Vec<u64>,
-    /// Mapped slots in which nothing is live.
-    empty: Vec<u64>,
+/// Sums over the pieces before one.
+#[derive(Clone, Copy, Default, Debug)]
+struct OfPieces {
+    /// What copying those that are movable comes to.
+    load: Load,
+    movable: u64,
+    /// Movable and not young.
+    old: u64,
+    /// Movable and whole granules; and how many granules that are.
+    whole: u64,
+    granules: u64,
 }
 
-impl Sums {
-    fn new(state: &State, mode: Mode) -> Self {
-        let n = state.pieces.len();
-        let mut sums = Self {
-            live: Vec::with_capacity(n + 1),
-            shifted: Vec::with_capacity(n + 1),
-            fixed: Vec::with_capacity(n + 1),
-            holes: Vec::new(),
-            busy: Vec::new(),
-            empty: Vec::new(),
-        };
-        let (mut live, mut shifted, mut fixed) = (0, 0, 0);
-        let mut used = vec![false; state.slots.len()];
+/// Sums over the slots before one.
+#[derive(Clone, Copy, Default, Debug)]
+struct OfSlots {
+    holes: u64,
+    busy: u64,
+    /// Mapped slots in which nothing is live.
+    empty: u64,
+}
+
+/// What all windows of one state have in common: counted once.
+#[derive(Debug)]
+pub(super) struct Survey {
+    pieces: Vec<OfPieces>,
+    slots: Vec<OfSlots>,
+    /// Slots that are empty once single pieces are copied away, with the bytes of these; fewest first.
+    clearable: Vec<(u64, usize)>,
+    /// Sums of those bytes: what emptying so many slots takes at least.
+    clearing: Vec<u64>,
+    pub(super) runs: Vec<(u64, u64)>,
+}
+
+impl Survey {
+    pub(super) fn new(state: &State) -> Self {
+        const NEVER: u64 = u64::MAX;
+        let mut sum = OfPieces::default();
+        let mut pieces = Vec::with_capacity(state.pieces.len() + 1);
+        pieces.push(sum);
+        let mut live = vec![0u64; state.slots.len()];
         for piece in &state.pieces {
-            sums.live.push(live);
-            sums.shifted.push(shifted);
-            sums.fixed.push(fixed);
-            let whole = piece.offset % state.granule == 0 && piece.len % state.granule == 0;
-            if piece.movable && mode.copy && (piece.young || !mode.young) {
-                live += piece.len;
-            } else if piece.movable && mode.shift && whole {
-                shifted += piece.len / state.granule;
-            } else {
-                fixed += 1;
+            let touched = state.touched(piece.offset, piece.len);
+            if piece.movable {
+                sum.load.add(piece.len);
+                sum.movable += 1;
+                sum.old += u64::from(!piece.young);
+                if (piece.offset | piece.len) & (state.granule - 1) == 0 {
+                    sum.whole += 1;
+                    sum.granules += touched.len() as u64;
+                }
             }
-            used[state.touched(piece.offset, piece.len)].fill(true);
+            pieces.push(sum);
+            match piece.movable && touched.len() == 1 {
+                true => live[touched.start] = live[touched.start].saturating_add(piece.len),
+                false => live[touched].fill(NEVER),
+            }
         }
-        sums.live.push(live);
-        sums.shifted.push(shifted);
-        sums.fixed.push(fixed);
-        let prefix = |is: &dyn Fn(usize) -> bool| {
-            let mut sum = 0;
-            let mut all = vec![0];
-            all.extend((0..state.slots.len()).map(|i| {
-                sum += u64::from(is(i));
-                sum
-            }));
-            all
-        };
-        sums.holes = prefix(&|i| state.slots[i] == Slot::Hole);
-        sums.busy = prefix(&|i| state.slots[i] == Slot::Busy);
-        sums.empty = prefix(&|i| state.slots[i] == Slot::Mapped && !used[i]);
-        sums
+        let mut sum = OfSlots::default();
+        let mut slots = Vec::with_capacity(state.slots.len() + 1);
+        slots.push(sum);
+        for (slot, live) in state.slots.iter().zip(&live) {
+            sum.holes += u64::from(*slot == Slot::Hole);
+            sum.busy += u64::from(*slot == Slot::Busy);
+            sum.empty += u64::from(*slot == Slot::Mapped && *live == 0);
+            slots.push(sum);
+        }
+        let mut clearable: Vec<(u64, usize)> = (live.into_iter().zip(0..))
+            .filter(|(live, slot)| {
+                // Those with nothing live are donors already.
+                *live > 0 && *live != NEVER && state.slots[*slot] == Slot::Mapped
+            })
+            .collect();
+        clearable.sort_unstable();
+        let mut bytes = 0;
+        let clearing = std::iter::once(0).chain(clearable.iter().map(|(live, _)| {
+            bytes += live;
+            bytes
+        }));
+        Self {
+            pieces,
+            slots,
+            clearing: clearing.collect(),
+            clearable,
+            runs: state.free_runs(),
+        }
+    }
+
+    fn of_pieces(&self, range: &Range<usize>) -> OfPieces {
+        let (a, b) = (&self.pieces[range.start], &self.pieces[range.end]);
+        OfPieces {
+            load: b.load.since(&a.load),
+            movable: b.movable - a.movable,
+            old: b.old - a.old,
+            whole: b.whole - a.whole,
+            granules: b.granules - a.granules,
+        }
+    }
+
+    fn of_slots(&self, range: &Range<usize>) -> OfSlots {
+        let (a, b) = (&self.slots[range.start], &self.slots[range.end]);
+        OfSlots {
+            holes: b.holes - a.holes,
+            busy: b.busy - a.busy,
+            empty: b.empty - a.empty,
+        }
+    }
+
+    fn is_empty(&self, slot: usize) -> bool {
+        self.slots[slot].empty < self.slots[slot + 1].empty
+    }
+
+    /// Empty slots outside of a window in which so many are.
+    fn donors(&self, inside: u64) -> u64 {
+        self.slots.last().map_or(0, |all| all.empty) - inside
     }
 }
 
-fn within(sums: &[u64], range: &Range<usize>) -> u64 {
-    sums[range.end] - sums[range.start]
-}
-
 impl Planner<'_> {
-    /// Plans the cheapest windows of a mode until no other can be cheaper than the best so far. Whether
-    /// all that could be cheaper than what is the best now were planned.
-    pub(super) fn windows(&self, want: u64, mode: Mode, best: &mut Option<Found>) -> bool {
-        let sums = Sums::new(self.state, mode);
-        let len = mode.class.unwrap_or(want);
-        // Neighbouring windows mostly have as many live bytes.
-        let mut known = (0, Nanos::ZERO);
-        let mut candidates: Vec<Candidate> = self
-            .starts(len, mode)
-            .into_iter()
-            .filter_map(|at| self.candidate(at, len, mode, &sums, &mut known))
-            .collect();
+    /// Plans the cheapest windows of some modes until no other can be cheaper than the best so far;
+    /// only such as take no longer than `most`. Whether all that could be cheaper than what is the best
+    /// now were planned.
+    pub(super) fn windows(
+        &self,
+        want: u64,
+        modes: &[Mode],
+        best: &mut Option<Found>,
+        most: Option<Nanos>,
+    ) -> bool {
+        let mut candidates: Vec<Candidate> = Vec::new();
+        for mode in modes {
+            let placed;
+            let (len, spans) = match mode.class {
+                None => (want, self.spans(want)),
+                Some(class) => {
+                    placed = self.spans_at(
+                        (0..self.state.len() / class.max(1)).map(|i| i * class),
+                        class,
+                    );
+                    (class, &placed[..])
+                }
+            };
+            self.work(spans.len());
+            let worth = |least: Nanos, best: &Option<Found>| {
+                most.is_none_or(|most| least <= most)
+                    && best.as_ref().is_none_or(|best| least < best.time())
+            };
+            // Neighbouring windows mostly have as many live bytes.
+            let mut known = (Load::default(), Nanos::ZERO);
+            let some = spans
+                .iter()
+                .filter_map(|span| self.candidate(span, len, *mode, &mut known));
+            candidates.extend(some.filter(|one| worth(one.least, best)));
+        }
         let key = |c: &Candidate| (c.least, c.holes, c.at);
         if candidates.len() > TRIES {
             candidates.select_nth_unstable_by_key(TRIES, key);
@@ -189,60 +278,90 @@ impl Planner<'_> {
             if best.as_ref().is_some_and(|b| b.time() <= candidate.least) {
                 return all;
             }
-            let found = self.window(candidate, len, mode, &sums);
+            let found = self.window(candidate, candidate.mode.class.unwrap_or(want));
             all &= found.is_some();
-            keep(best, found);
+            keep(
+                best,
+                found.filter(|f| most.is_none_or(|most| f.time() <= most)),
+            );
         }
         all && tried == candidates.len()
     }
 
     /// Where a window can start so that none in between is better: behind or before a piece or hole.
-    fn starts(&self, len: u64, mode: Mode) -> Vec<u64> {
-        let state = self.state;
-        let total = state.len();
-        if let Some(class) = mode.class {
-            return (0..total / class.max(1)).map(|i| i * class).collect();
-        }
-        let mut edges = Vec::with_capacity(2 * state.pieces.len() + 16);
-        let mut add = |left: u64, right: u64| {
-            edges.push(left);
-            edges.extend(right.checked_sub(len));
-        };
-        add(0, total);
-        state.pieces.iter().for_each(|p| add(p.end(), p.offset));
-        let slots = (1u64..).zip(state.slots.windows(2));
-        for (i, pair) in slots.filter(|(_, pair)| pair[0] != pair[1]) {
-            // Where holes or granules begin; both a left and a right edge.
-            debug_assert!(pair.len() == 2);
-            add(i * state.granule, i * state.granule);
-        }
-        edges.sort_unstable();
-        edges.dedup();
-        edges.retain(|at| at.checked_add(len).is_some_and(|end| end <= total));
-        edges
+    fn spans(&self, len: u64) -> &[Span] {
+        self.spans.get_or_init(|| {
+            let state = self.state;
+            let total = state.len();
+            // Each of these ascends, which the sort makes use of.
+            let pair = |pair: &[Slot]| pair[0] != pair[1];
+            let slots = || {
+                let edges = (1u64..).zip(state.slots.windows(2));
+                edges
+                    .filter(move |(_, two)| pair(two))
+                    .map(|(i, _)| i * state.granule)
+            };
+            let before = |at: u64| at.checked_sub(len);
+            let mut edges = vec![0];
+            edges.extend(state.pieces.iter().map(super::Piece::end));
+            edges.extend(state.pieces.iter().filter_map(|p| before(p.offset)));
+            edges.extend(slots());
+            edges.extend(slots().filter_map(before));
+            edges.extend(before(total));
+            edges.sort();
+            edges.dedup();
+            self.work(edges.len());
+            self.spans_at(edges.into_iter(), len)
+        })
+    }
+
+    /// Windows at ascending places, without those that end behind the end.
+    fn spans_at(&self, places: impl Iterator<Item = u64>, len: u64) -> Vec<Span> {
+        let pieces = &self.state.pieces;
+        let total = self.state.len();
+        let (mut first, mut last) = (0, 0);
+        let ends = places.map_while(|at| Some((at, at.checked_add(len).filter(|e| *e <= total)?)));
+        ends.map(|(at, end)| {
+            while pieces.get(first).is_some_and(|p| p.end() <= at) {
+                first += 1;
+            }
+            last = last.max(first);
+            while pieces.get(last).is_some_and(|p| p.offset < end) {
+                last += 1;
+            }
+            Span { at, first, last }
+        })
+        .collect()
     }
 
     fn candidate(
         &self,
-        at: u64,
+        span: &Span,
         len: u64,
         mode: Mode,
-        sums: &Sums,
-        known: &mut (u64, Nanos),
+        known: &mut (Load, Nanos),
     ) -> Option<Candidate> {
-        let state = self.state;
-        let slots = state.touched(at, len);
-        let pieces = self.pieces_in(at, len);
-        let holes = within(&sums.holes, &slots);
-        let shifts = within(&sums.shifted, &pieces);
-        let live = within(&sums.live, &pieces);
-        let moves = mode.remap || mode.grow;
-        if within(&sums.busy, &slots) > 0
-            || within(&sums.fixed, &pieces) > 0
-            || (holes > 0 && !moves)
-        {
+        let (state, survey) = (self.state, self.survey());
+        let at = span.at;
+        let pieces = span.first..span.last;
+        let inside = survey.of_slots(&state.touched(at, len));
+        let live = survey.of_pieces(&pieces);
+        let n = pieces.len() as u64;
+        let may_leave = match mode {
+            Mode {
+                copy: true,
+                young: true,
+                ..
+            } => live.movable - live.old,
+            Mode { copy: true, .. } => live.movable,
+            Mode { shift: true, .. } => live.whole,
+            _ => 0,
+        };
+        let holes = inside.holes;
+        if inside.busy > 0 || may_leave < n || (holes > 0 && !mode.remap && !mode.grow) {
             return None;
         }
+        let shifts = if mode.copy { 0 } else { live.granules };
         // A piece that is shifted must leave its slots whole, which those at the edges may not.
         if shifts > 0 {
             let edges = [pieces.start, pieces.end - 1].map(|i| state.pieces[i]);
@@ -250,55 +369,70 @@ impl Planner<'_> {
                 return None;
             }
         }
-        if known.0 != live {
-            *known = (live, self.least_copy(live));
+        let load = if mode.copy {
+            live.load
+        } else {
+            Load::default()
+        };
+        let (pool, lacking) = self.supply(mode, holes + shifts, inside.empty);
+        if known.0 != load {
+            *known = (load, self.copying(&load));
+        }
+        let mut work = known.1;
+        if lacking > 0 {
+            let slots = usize::try_from(lacking).ok();
+            let slots = slots.filter(|_| mode.copy && mode.remap)?;
+            let more = survey.clearing.get(slots)?;
+            work = work.max(self.least_copy(load.small + load.bulk + more));
         }
         Some(Candidate {
             at,
-            least: self.at_least(holes, shifts).max(known.1),
+            pieces,
+            mode,
+            least: self.outline(&load, work, shifts, holes + shifts, pool),
             holes,
         })
     }
 
-    /// Indices of the pieces that have a byte in the window.
-    fn pieces_in(&self, at: u64, len: u64) -> Range<usize> {
-        let pieces = &self.state.pieces;
-        let first = pieces.partition_point(|p| p.end() <= at);
-        first..pieces.partition_point(|p| p.offset < at + len).max(first)
+    /// How many of the granules that a window misses come from the pool, and how many from nowhere yet,
+    /// if so many empty slots lie inside of it.
+    fn supply(&self, mode: Mode, missing: u64, inside: u64) -> (u64, u64) {
+        let donors = if mode.remap {
+            self.survey().donors(inside)
+        } else {
+            0
+        };
+        let lacking = missing.saturating_sub(donors);
+        let pool = match mode.grow {
+            true => lacking.min(self.state.idle.saturating_add(self.state.creatable)),
+            false => 0,
+        };
+        (pool, lacking - pool)
     }
 
-    fn window(&self, candidate: &Candidate, len: u64, mode: Mode, sums: &Sums) -> Option<Found> {
-        let state = self.state;
-        let at = candidate.at;
+    fn window(&self, candidate: &Candidate, len: u64) -> Option<Found> {
+        let (state, mode, at) = (self.state, candidate.mode, candidate.at);
         let slots = state.touched(at, len);
+        self.work(slots.len() + candidate.pieces.len());
         let mut evacuees: Vec<usize> = Vec::new();
         let mut shifted: Vec<usize> = Vec::new();
-        for i in self.pieces_in(at, len) {
-            match mode.copy {
-                true => evacuees.push(i),
-                false => shifted.push(i),
-            }
+        match mode.copy {
+            true => evacuees.extend(candidate.pieces.clone()),
+            false => shifted.extend(candidate.pieces.clone()),
         }
         let vacated: u64 = shifted.iter().map(|i| state.pieces[*i].len).sum();
         let missing = candidate.holes + vacated / state.granule;
+        let empty = self.survey().of_slots(&slots).empty;
+        let (pool, lacking) = self.supply(mode, missing, empty);
         let mut donors = match mode.remap {
-            true => self.empty_slots(&slots, missing, sums),
+            true => self.empty_slots(&slots, missing),
             false => Vec::new(),
         };
-        let mut lacking = missing - donors.len() as u64;
-        let pool = match mode.grow {
-            true => lacking.min(state.idle.saturating_add(state.creatable)),
-            false => 0,
-        };
-        lacking -= pool;
         if lacking > 0 {
-            if !(mode.copy && mode.remap) {
-                return None;
-            }
-            let cleared = self.clear(&slots, lacking)?;
-            for (slot, pieces) in cleared {
+            for slot in self.clear(&slots, lacking)? {
                 donors.push(slot);
-                evacuees.extend(pieces);
+                let start = slot as u64 * state.granule;
+                evacuees.extend(self.pieces_in(start, state.granule));
             }
         }
         let mut steps = Vec::new();
@@ -344,11 +478,23 @@ impl Planner<'_> {
         })
     }
 
+    /// Indices of the pieces that have a byte there.
+    fn pieces_in(&self, at: u64, len: u64) -> Range<usize> {
+        let pieces = &self.state.pieces;
+        let first = pieces.partition_point(|p| p.end() <= at);
+        first..pieces.partition_point(|p| p.offset < at + len).max(first)
+    }
+
     /// Up to `n` mapped slots outside of the window in which nothing is live: those of short runs
     /// first, so that long ones stay, and from the high end.
-    fn empty_slots(&self, window: &Range<usize>, n: u64, sums: &Sums) -> Vec<usize> {
+    fn empty_slots(&self, window: &Range<usize>, n: u64) -> Vec<usize> {
         let n = usize::try_from(n).unwrap_or(usize::MAX);
-        let is_empty = |i: usize| within(&sums.empty, &(i..i + 1)) > 0 && !window.contains(&i);
+        if n == 0 {
+            return Vec::new();
+        }
+        self.work(self.state.slots.len());
+        let survey = self.survey();
+        let is_empty = |i: usize| survey.is_empty(i) && !window.contains(&i);
         let mut runs: Vec<(usize, usize)> = Vec::new();
         for i in (0..self.state.slots.len()).filter(|i| is_empty(*i)) {
             match runs.last_mut() {
@@ -361,37 +507,13 @@ impl Planner<'_> {
         slots.take(n).collect()
     }
 
-    /// `n` slots outside of the window that become empty when the fewest bytes are copied away, with
-    /// the pieces that are in them.
-    fn clear(&self, window: &Range<usize>, n: u64) -> Option<Vec<(usize, Vec<usize>)>> {
-        let state = self.state;
+    /// `n` slots outside of the window that become empty when the fewest bytes are copied away.
+    fn clear(&self, window: &Range<usize>, n: u64) -> Option<Vec<usize>> {
         let n = usize::try_from(n).ok()?;
-        let mut inside: Vec<Option<(u64, Vec<usize>)>> =
-            vec![Some((0, Vec::new())); state.slots.len()];
-        for (i, piece) in state.pieces.iter().enumerate() {
-            let slots = state.touched(piece.offset, piece.len);
-            let alone = piece.movable && slots.len() == 1;
-            for slot in slots {
-                match &mut inside[slot] {
-                    Some((live, list)) if alone => {
-                        *live += piece.len;
-                        list.push(i);
-                    }
-                    other => *other = None,
-                }
-            }
-        }
-        let mut slots: Vec<(u64, usize, Vec<usize>)> = inside
-            .into_iter()
-            .enumerate()
-            .filter(|(slot, _)| state.slots[*slot] == Slot::Mapped && !window.contains(slot))
-            .filter_map(|(slot, inside)| inside.map(|(live, list)| (live, slot, list)))
-            // Those with nothing live are donors already.
-            .filter(|(live, ..)| *live > 0)
-            .collect();
-        slots.sort_unstable_by_key(|(live, slot, _)| (*live, *slot));
-        slots.truncate(n);
-        (slots.len() == n).then(|| slots.into_iter().map(|(_, s, list)| (s, list)).collect())
+        let slots = self.survey().clearable.iter().map(|(_, slot)| *slot);
+        let slots: Vec<usize> = slots.filter(|s| !window.contains(s)).take(n).collect();
+        self.work(slots.len());
+        (slots.len() == n).then_some(slots)
     }
 
     /// Places outside of the window and of the donors for pieces that are copied away.
@@ -409,7 +531,9 @@ impl Planner<'_> {
             .collect();
         barred.push((at, len));
         barred.sort_unstable();
-        let mut places = Places::new(without(self.state.free_runs(), &barred));
+        let runs = &self.survey().runs;
+        self.work(runs.len() + evacuees.len());
+        let mut places = Places::new(without(runs, &barred), mode.young);
         let mut order = evacuees.to_vec();
         let pieces = &self.state.pieces;
         order.sort_unstable_by_key(|i| (u64::MAX - pieces[*i].len, pieces[*i].offset));
@@ -417,7 +541,7 @@ impl Planner<'_> {
         for i in order {
             let piece = &pieces[i];
             let class = mode.class.map(|_| piece.len.next_power_of_two());
-            let to = places.take(piece.len, class.unwrap_or(1), mode.young)?;
+            let to = places.take(piece.len, class.unwrap_or(1))?;
             moves.push(Move {
                 id: piece.id,
                 from: piece.offset,
@@ -462,10 +586,10 @@ impl Planner<'_> {
 }
 
 /// What is left of runs without the ranges barred; both ascend.
-fn without(runs: Vec<(u64, u64)>, barred: &[(u64, u64)]) -> Vec<(u64, u64)> {
+fn without(runs: &[(u64, u64)], barred: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let mut left = Vec::with_capacity(runs.len());
     let mut skip = 0;
-    for (mut at, len) in runs {
+    for &(mut at, len) in runs {
         let end = at + len;
         while skip < barred.len() && barred[skip].0 + barred[skip].1 <= at {
             skip += 1;
@@ -485,34 +609,39 @@ fn without(runs: Vec<(u64, u64)>, barred: &[(u64, u64)]) -> Vec<(u64, u64)> {
 
 /// Free runs that pieces are put into.
 struct Places {
-    by_size: BTreeSet<(u64, u64)>,
+    /// By length and place; by place and length if the lowest is wanted.
+    runs: BTreeSet<(u64, u64)>,
+    lowest: bool,
 }
 
 impl Places {
-    fn new(runs: Vec<(u64, u64)>) -> Self {
+    fn new(runs: Vec<(u64, u64)>, lowest: bool) -> Self {
+        let key = |(at, len)| if lowest { (at, len) } else { (len, at) };
         Self {
-            by_size: runs.into_iter().map(|(at, len)| (len, at)).collect(),
+            runs: runs.into_iter().map(key).collect(),
+            lowest,
         }
     }
 
     /// The tightest run that holds `len` bytes at a multiple of `align`, or the lowest.
-    fn take(&mut self, len: u64, align: u64, lowest: bool) -> Option<u64> {
+    fn take(&mut self, len: u64, align: u64) -> Option<u64> {
+        let lowest = self.lowest;
+        let turn = |(a, b): (u64, u64)| if lowest { (a, b) } else { (b, a) };
         let start = |at: u64| at.checked_next_multiple_of(align.max(1));
-        let fits = |(size, at): &(u64, u64)| {
-            start(*at).is_some_and(|s| s.checked_add(len).is_some_and(|end| end <= at + size))
+        let fits = |run: &(u64, u64)| {
+            let (at, size) = turn(*run);
+            start(at).is_some_and(|s| s.checked_add(len).is_some_and(|end| end <= at + size))
         };
-        let mut range = self.by_size.range((len, 0)..).copied();
-        let (size, at) = match lowest {
-            true => range.filter(fits).min_by_key(|run| run.1)?,
-            false => range.find(fits)?,
-        };
-        self.by_size.remove(&(size, at));
+        let least = if lowest { (0, 0) } else { (len, 0) };
+        let run = self.runs.range(least..).copied().find(fits)?;
+        self.runs.remove(&run);
+        let (at, size) = turn(run);
         let to = start(at)?;
         if at < to {
-            self.by_size.insert((to - at, at));
+            self.runs.insert(turn((at, to - at)));
         }
         if to + len < at + size {
-            self.by_size.insert((at + size - to - len, to + len));
+            self.runs.insert(turn((to + len, at + size - to - len)));
         }
         Some(to)
     }
