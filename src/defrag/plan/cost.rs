@@ -113,6 +113,16 @@ impl Planner<'_> {
         }
     }
 
+    /// No copying of so many blocks of that many bytes in all takes less, in however many steps.
+    pub(super) fn least_slide(&self, bytes: u64, moves: u64) -> Nanos {
+        let launches = match bytes {
+            0 => 0,
+            _ => moves.div_ceil(BATCH_PARTS),
+        };
+        let host = self.times(BOOKING, moves) + self.times(self.table.launch, launches);
+        host.max(self.least_copy(bytes))
+    }
+
     pub(super) fn times(&self, time: Nanos, n: u64) -> Nanos {
         Nanos(time.0.saturating_mul(n))
     }
