@@ -334,12 +334,13 @@ impl Planner<'_> {
                 return best;
             }
             Strategy::Hybrid => {
-                let all = self.windows(want, &[Mode::REMAP, Mode::EVACUATE], &mut best, None);
+                let modes = [Mode::REMAP, Mode::EVACUATE];
+                self.windows(want, &modes, &mut best, None);
                 // Sliding an interval never copies less than emptying the window in it; but it finds
-                // room where that does not.
-                if best.is_none() || !all {
-                    self.slide(want, &mut best);
-                }
+                // room where that does not, and the device starts while later levels are booked.
+                self.slide(want, &mut best);
+                // Where addresses are short.
+                self.windows(want, &[Mode::SHIFT], &mut best, None);
                 // Windows that are remapped in one part and emptied in another, at the same time.
                 let most = best
                     .as_ref()
@@ -347,9 +348,6 @@ impl Planner<'_> {
                 let mut mixed = None;
                 self.windows(want, &[Mode::MIXED], &mut mixed, most);
                 best = mixed.or(best);
-                if best.is_none() {
-                    self.windows(want, &[Mode::SHIFT], &mut best, None);
-                }
             }
         }
         if best.is_none() {

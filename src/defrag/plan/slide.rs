@@ -24,7 +24,8 @@ impl Planner<'_> {
         let mut intervals = self.intervals(want);
         intervals.sort_by_key(|i| (i.live, i.low));
         for interval in intervals.iter().take(TRIES) {
-            let least = self.least_copy(interval.live);
+            let moves = (interval.last - interval.first) as u64;
+            let least = self.least_slide(interval.live, moves);
             if best.as_ref().is_some_and(|best| best.time() <= least) {
                 return;
             }

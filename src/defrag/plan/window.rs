@@ -8,7 +8,7 @@ use super::cost::Load;
 use super::{Found, Move, Planner, Remapping, Slot, Source, State, Step, keep};
 use crate::driver::cost::Nanos;
 
-/// Windows that are planned before giving up.
+/// Windows of a mode that are planned before giving up.
 const TRIES: usize = 16;
 
 /// What may be done to a window.
@@ -242,7 +242,9 @@ impl Planner<'_> {
         best: &mut Option<Found>,
         most: Option<Nanos>,
     ) -> bool {
+        let key = |c: &Candidate| (c.least, c.holes, c.at);
         let mut candidates: Vec<Candidate> = Vec::new();
+        let mut cut = false;
         for mode in modes {
             let placed;
             let (len, spans) = match mode.class {
@@ -265,16 +267,17 @@ impl Planner<'_> {
             let some = spans
                 .iter()
                 .filter_map(|span| self.candidate(span, len, *mode, &mut known));
-            candidates.extend(some.filter(|one| worth(one.least, best)));
+            let mut some: Vec<Candidate> = some.filter(|one| worth(one.least, best)).collect();
+            if some.len() > TRIES {
+                some.select_nth_unstable_by_key(TRIES, key);
+                some.truncate(TRIES);
+                cut = true;
+            }
+            candidates.extend(some);
         }
-        let key = |c: &Candidate| (c.least, c.holes, c.at);
-        if candidates.len() > TRIES {
-            candidates.select_nth_unstable_by_key(TRIES, key);
-        }
-        let tried = candidates.len().min(TRIES);
-        candidates[..tried].sort_unstable_by_key(key);
+        candidates.sort_unstable_by_key(key);
         let mut all = true;
-        for candidate in &candidates[..tried] {
+        for candidate in &candidates {
             if best.as_ref().is_some_and(|b| b.time() <= candidate.least) {
                 return all;
             }
@@ -285,7 +288,7 @@ impl Planner<'_> {
                 found.filter(|f| most.is_none_or(|most| f.time() <= most)),
             );
         }
-        all && tried == candidates.len()
+        all && !cut
     }
 
     /// Where a window can start so that none in between is better: behind or before a piece or hole.
