@@ -113,7 +113,7 @@ int main(void) {
   OK(granule_stream_raw(handle, &other));
   CHECK(other == NULL);
   /* Not a stream of this device; the host driver can tell. */
-  CHECK(granule_torch_alloc(10, 0, (void *)(uintptr_t)999) == NULL && granule_last_status() == GRANULE_DRIVER);
+  CHECK(granule_torch_alloc(10, 0, (void *)(uintptr_t)999) == NULL && granule_last_status() == GRANULE_STALE);
   granule_arena_config config = {.capacity = 8 * MIB};
   granule_arena arena;
   OK(granule_arena_create(pool, &config, &arena));
