@@ -81,7 +81,8 @@ pub(super) struct Magazine {
     units: AtomicU32,
     allocs: AtomicU64,
     counts: [AtomicU32; CLASSES + 1],
-    slots: [[AtomicU64; DEPTH]; CLASSES + 1],
+    /// Apart: 64 KiB would not fit every stack on the way here.
+    slots: Box<[[AtomicU64; DEPTH]]>,
 }
 
 impl Default for Magazine {
@@ -91,7 +92,9 @@ impl Default for Magazine {
             units: AtomicU32::new(0),
             allocs: AtomicU64::new(0),
             counts: std::array::from_fn(|_| AtomicU32::new(0)),
-            slots: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
+            slots: (0..=CLASSES)
+                .map(|_| std::array::from_fn(|_| AtomicU64::new(0)))
+                .collect(),
         }
     }
 }
