@@ -147,10 +147,14 @@ fn far_more_than_the_budget_is_refused_at_once(on: On) {
     let rig = Rig::new(on);
     let pool = rig.pool(PoolConfig::with_budget(32 * MIB).granule(2 * MIB));
     let arena = Arena::new(&pool, 8 * TIB).unwrap();
-    let start = std::time::Instant::now();
-    let refused = rig.without_calls(|| arena.grow(8 * TIB).unwrap_err());
-    assert!(refused.is_out_of_memory());
-    assert!(start.elapsed() < Duration::from_millis(100));
+    // The least of some, since other programs may have the processor.
+    let took = (0..9).map(|_| {
+        let start = std::time::Instant::now();
+        let refused = rig.without_calls(|| arena.grow(8 * TIB).unwrap_err());
+        assert!(refused.is_out_of_memory());
+        start.elapsed()
+    });
+    assert!(took.min() < Some(Duration::from_millis(100)));
 }
 
 fn a_budget_below_use_is_refused(on: On) {

@@ -305,14 +305,20 @@ fn a_pass_is_bounded_in_time(on: On) {
 }
 
 fn maintaining_follows_threshold_and_interval(on: On) {
-    let lazy = Lazy {
-        interval: Duration::from_millis(300),
-        waste_permille: 300,
+    let wasteful = |interval| {
+        let lazy = Lazy {
+            interval,
+            waste_permille: 300,
+        };
+        let yard = Yard::halved(on, 8, 256 * KIB, MovableConfig { lazy, ..config() });
+        assert_eq!(yard.heap.stats().waste_permille(), 500);
+        yard
     };
-    let yard = Yard::halved(on, 8, 256 * KIB, MovableConfig { lazy, ..config() });
-    assert_eq!(yard.heap.stats().waste_permille(), 500);
+    let yard = wasteful(Duration::from_secs(3600));
     assert_eq!(yard.heap.maintain(&yard.stream).unwrap(), None, "too soon");
-    std::thread::sleep(Duration::from_millis(310));
+    yard.end();
+    let yard = wasteful(Duration::from_millis(30));
+    std::thread::sleep(Duration::from_millis(31));
     yard.stream.synchronize().unwrap();
     let report = yard.heap.maintain(&yard.stream).unwrap().unwrap();
     assert!(report.finished && report.bytes_copied > 0);

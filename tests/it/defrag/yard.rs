@@ -6,7 +6,7 @@ use granule::driver::{Driver, Kernel};
 use granule::units::{MIB, VaRange};
 use granule::{Pool, PoolConfig, Stream};
 
-use crate::support::{On, Rig, audit};
+use crate::support::{On, PATIENCE, Rig, audit};
 
 /// Small enough for the host driver.
 pub const UNIT: u64 = 2 * MIB;
@@ -24,7 +24,7 @@ pub fn config() -> MovableConfig {
     MovableConfig {
         granule: UNIT,
         addresses: 48 * UNIT,
-        wait: std::time::Duration::from_millis(200),
+        wait: PATIENCE,
         ..MovableConfig::known(CostTable::default())
     }
 }

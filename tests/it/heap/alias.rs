@@ -8,7 +8,7 @@ use granule::units::MIB;
 use granule::{Block, HeapConfig};
 
 use super::yard::Yard;
-use crate::support::On;
+use crate::support::{On, PATIENCE};
 
 const WAITS: [Call; 2] = [Call::SyncStream, Call::SyncEvent];
 
@@ -147,7 +147,7 @@ fn the_bound_on_aliases_holds_and_new_memory_serves_instead(on: On) {
 
 fn without_aliases_a_use_after_free_finds_nothing_mapped(on: On) {
     let config = HeapConfig {
-        wait: Duration::from_secs(1),
+        wait: PATIENCE,
         ..config(0)
     };
     let yard = Yard::new(on, 16 * MIB, config, 1);
@@ -169,7 +169,7 @@ fn without_aliases_a_use_after_free_finds_nothing_mapped(on: On) {
 
 fn without_aliases_an_allocation_waits_before_it_remaps(on: On) {
     let config = HeapConfig {
-        wait: Duration::from_secs(10),
+        wait: PATIENCE,
         ..config(0)
     };
     let yard = Yard::new(on, 16 * MIB, config, 1);

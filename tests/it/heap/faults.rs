@@ -9,7 +9,7 @@ use granule::units::{MIB, Va, VaRange};
 use granule::{Block, HeapConfig, HeapStats};
 
 use super::yard::Yard;
-use crate::support::{On, eventually};
+use crate::support::{On, PATIENCE, eventually};
 
 const CODES: [DriverCode; 3] = [
     DriverCode::OUT_OF_MEMORY,
@@ -171,7 +171,7 @@ fn a_miss_that_remaps(on: On) {
 fn a_miss_that_remaps_eagerly(on: On) {
     let config = HeapConfig {
         aliases: 0,
-        wait: Duration::from_secs(1),
+        wait: PATIENCE,
         ..config()
     };
     sweep(
@@ -188,7 +188,7 @@ fn a_miss_that_remaps_eagerly(on: On) {
 fn a_miss_at_the_bound_on_aliases(on: On) {
     let config = HeapConfig {
         aliases: 1,
-        wait: Duration::from_secs(1),
+        wait: PATIENCE,
         ..config()
     };
     sweep(
@@ -227,7 +227,7 @@ fn a_miss_at_the_bound_on_aliases(on: On) {
 fn a_miss_that_releases_and_creates(on: On) {
     let config = HeapConfig {
         granule_max: 16 * MIB,
-        wait: Duration::from_secs(1),
+        wait: PATIENCE,
         ..config()
     };
     sweep(
@@ -250,7 +250,7 @@ fn a_miss_that_releases_and_creates(on: On) {
 
 fn a_miss_that_waits_for_another_stream(on: On) {
     let config = HeapConfig {
-        wait: Duration::from_secs(1),
+        wait: PATIENCE,
         ..config()
     };
     sweep(
@@ -270,7 +270,7 @@ fn a_miss_that_waits_for_another_stream(on: On) {
 
 fn a_miss_that_takes_from_another_stream(on: On) {
     let config = HeapConfig {
-        wait: Duration::from_secs(1),
+        wait: PATIENCE,
         ..config()
     };
     sweep(
@@ -382,7 +382,7 @@ fn a_place_that_cannot_be_cleared_is_passed_over(on: On) {
 /// The device has less than the budget says.
 fn a_device_that_is_full_gives_what_is_idle(on: On) {
     let config = HeapConfig {
-        wait: Duration::from_secs(1),
+        wait: PATIENCE,
         ..config()
     };
     let mut world = World::new(on, 256 * MIB, config);

@@ -1,6 +1,7 @@
 //! What a history lists is what happened, in an order that can be run again.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use granule::trace::TorchSnapshot;
@@ -147,17 +148,27 @@ fn threads_list_frees_before_what_they_made_possible(on: On) {
     let heap = heap_on(&rig, 256 * MIB);
     let stream = rig.device.create_stream().unwrap();
     let history = History::new(HistoryConfig::default());
+    // Recording begins while all four are at work, and each does 300 rounds after it.
+    let recording = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
-            let (heap, stream, history) = (&heap, &stream, &history);
+            let (heap, stream, history, recording) = (&heap, &stream, &history, &recording);
             scope.spawn(move || {
-                for i in 0..400u64 {
+                let (mut before, mut after) = (0u64, 0u64);
+                while after < 300 {
+                    if recording.load(Ordering::Acquire) {
+                        after += 1;
+                    } else {
+                        before += 1;
+                    }
+                    let i = before + after;
                     let kept = heap.alloc(256 + 97 * (i % 40), stream).unwrap();
                     let large = heap.alloc(MIB + thread * 256, stream).unwrap();
                     drop(kept);
                     drop(large);
-                    if thread == 0 && i == 100 {
+                    if thread == 0 && before == 100 && after == 0 {
                         heap.set_history(Some(history));
+                        recording.store(true, Ordering::Release);
                     }
                 }
             });
@@ -171,7 +182,7 @@ fn threads_list_frees_before_what_they_made_possible(on: On) {
         .iter()
         .filter(|event| event.kind == HistoryKind::Free)
         .count();
-    assert!(ends > 1000);
+    assert!(ends >= 4 * 300 * 2, "{ends}");
     heap.set_history(None);
     heap.audit().unwrap();
 }
