@@ -50,17 +50,19 @@ impl Port {
         is_named: bool,
     ) -> Result<()> {
         if !is_used && !is_named && !self.lane.is_watched() {
-            let unit = ((addr - self.lane.base()) / UNIT) as u32;
-            let kept = match class {
-                0 => self.lane.pair.put(addr),
-                _ => self.magazine.put(class, Slot { unit, hint }),
-            };
-            if kept {
+            if class != 0 {
+                let unit = ((addr - self.lane.base()) / UNIT) as u32;
+                let slot = Slot { unit, hint };
+                return match self.magazine.put(class, slot) {
+                    true => Ok(()),
+                    false => self.lane.put(class, slot, &self.magazine),
+                };
+            }
+            if self.lane.pair.put(addr) {
                 return Ok(());
             }
         }
-        let addr = Va::new(addr);
-        self.lane.free_owned(addr, hint, is_named, &self.magazine)
+        self.lane.free_owned(Va::new(addr), hint, is_named)
     }
 }
 
@@ -153,7 +155,7 @@ impl Front {
             return None;
         }
         let slot = port.magazine.take(class)?;
-        let addr = Va::new(self.lane.base() + u64::from(slot.unit) * UNIT);
+        let addr = Va::new(slot.addr(self.lane.base()));
         Some(Block::new(port.clone(), addr, len, slot.hint, class))
     }
 

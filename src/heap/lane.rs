@@ -11,8 +11,8 @@ use std::sync::{Arc, Weak};
 
 use super::block::no_block;
 use super::config::HeapConfig;
-use super::core::{self, UNIT};
-use super::magazine::{Magazine, class_of};
+use super::core;
+use super::magazine::{Magazine, Slot};
 use super::quick::{Pair, Quick};
 use super::retire::GRACE;
 pub(super) use super::state::{After, Alias, Broken, Limbo, State, Stuck, Use};
@@ -279,29 +279,26 @@ impl Lane {
         freed.map(drop)
     }
 
-    /// Frees an owned block, and half of the blocks of its length in `magazine`, which is full.
-    /// `hint` saves a look-up and may be wrong.
+    /// Frees an owned block. `hint` saves a look-up and may be wrong.
     #[inline]
-    pub(super) fn free_owned(
-        &self,
-        addr: Va,
-        hint: u32,
-        is_named: bool,
-        magazine: &Magazine,
-    ) -> Result<()> {
-        let mut state = self.lock();
-        let class = class_of(state.free(addr, hint, 0, is_named)?);
-        if class != 0 {
-            magazine.spill(class, |slot| {
-                if let Some(kept) = state.keep_in_books(slot) {
-                    state.keep(kept);
-                }
-            });
-        }
-        drop(state);
+    pub(super) fn free_owned(&self, addr: Va, hint: u32, is_named: bool) -> Result<()> {
+        let freed = self.lock().free(addr, hint, 0, is_named);
         if self.is_watched() {
             self.say();
         }
+        freed.map(drop)
+    }
+
+    /// Frees an owned block of a class that nobody else used, and half of those in `magazine`, which is full.
+    #[inline]
+    pub(super) fn put(&self, class: u16, slot: Slot, magazine: &Magazine) -> Result<()> {
+        let mut state = self.lock();
+        if self.is_watched() {
+            // Since the block's owner looked.
+            drop(state);
+            return self.free_owned(Va::new(slot.addr(self.base())), slot.hint, false);
+        }
+        state.put(class, slot, magazine);
         Ok(())
     }
 
@@ -414,17 +411,19 @@ impl Lane {
         let mut lost = 0;
         for magazine in &state.magazines {
             magazine.each(|class, slot| {
-                let block = state.core.block(state.base + u64::from(slot.unit) * UNIT);
-                let known = |b: core::Block| b.uses == 0 && b.len == u64::from(class) * UNIT;
-                lost += u64::from(!block.is_some_and(known));
+                lost += u64::from(!state.is_known(class, slot));
             });
         }
+        let kept = state.quick.each();
+        lost += kept
+            .filter(|(class, slot)| !state.is_known(*class, *slot))
+            .count() as u64;
         if let Some(kept) = self.pair.peek() {
             let block = state.core.block(kept.addr);
             let known = |b: core::Block| b.uses == 0 && b.len == kept.len;
             lost += u64::from(!block.is_some_and(known));
         }
-        check("blocks of magazines", 0, lost)?;
+        check("blocks kept", 0, lost)?;
         check("names of freed blocks", 0, state.orphaned_names())?;
         let limbo = state.limbo.iter().map(|l| l.len).sum();
         check("limbo bytes", state.limbo_bytes, limbo)?;

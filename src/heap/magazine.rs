@@ -11,8 +11,8 @@ use super::core::UNIT;
 pub(super) const CLASSES: usize = 256;
 /// Blocks of one length.
 const DEPTH: usize = 32;
-/// Units that a magazine keeps at most: 4 MiB.
-const MOST: u32 = 16384;
+/// Bytes that a magazine keeps, until its lane says how many it may.
+const MOST: u64 = 4 << 20;
 
 /// The class of blocks of so many bytes; 0 if they are not kept.
 #[inline]
@@ -31,6 +31,12 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    /// Its address in a lane that begins at `base`.
+    #[inline]
+    pub(super) fn addr(self, base: u64) -> u64 {
+        base + u64::from(self.unit) * UNIT
+    }
+
     #[inline]
     fn pack(self) -> u64 {
         u64::from(self.unit) << 32 | u64::from(self.hint)
@@ -79,6 +85,8 @@ impl Flag {
 pub(super) struct Magazine {
     flag: Flag,
     units: AtomicU32,
+    /// Units kept at most.
+    most: AtomicU32,
     allocs: AtomicU64,
     counts: [AtomicU32; CLASSES + 1],
     /// Apart: 64 KiB would not fit every stack on the way here.
@@ -90,6 +98,7 @@ impl Default for Magazine {
         Self {
             flag: Flag::default(),
             units: AtomicU32::new(0),
+            most: AtomicU32::new((MOST / UNIT) as u32),
             allocs: AtomicU64::new(0),
             counts: std::array::from_fn(|_| AtomicU32::new(0)),
             slots: (0..=CLASSES)
@@ -119,7 +128,7 @@ impl Magazine {
     #[inline]
     pub(super) fn put(&self, class: u16, slot: Slot) -> bool {
         self.flag.try_enter() && {
-            let kept = self.push(class, slot, DEPTH);
+            let kept = self.push(class, slot);
             self.flag.leave();
             kept
         }
@@ -137,11 +146,11 @@ impl Magazine {
     }
 
     #[inline]
-    fn push(&self, class: u16, slot: Slot, depth: usize) -> bool {
+    fn push(&self, class: u16, slot: Slot) -> bool {
         let count = &self.counts[usize::from(class)];
         let at = count.load(Relaxed) as usize;
         let units = self.units.load(Relaxed) + u32::from(class);
-        if at >= depth || units > MOST {
+        if at >= DEPTH || units > self.most.load(Relaxed) {
             return false;
         }
         self.slots[usize::from(class)][at % DEPTH].store(slot.pack(), Relaxed);
@@ -150,28 +159,39 @@ impl Magazine {
         true
     }
 
-    /// Fills a class to the half from `next`, which is asked only for what there is room for.
-    pub(super) fn refill(&self, class: u16, mut next: impl FnMut() -> Option<Slot>) {
+    /// Fills a class to the half from `next`, which is asked only for what there is room for. The magazine
+    /// may keep `most` bytes from now on.
+    pub(super) fn refill(&self, class: u16, most: u64, mut next: impl FnMut() -> Option<Slot>) {
         if !self.flag.try_enter() {
             return;
         }
+        self.allow(most);
         let room = |_: &()| {
             let count = self.counts[usize::from(class)].load(Relaxed) as usize;
-            count < DEPTH / 2 && self.units.load(Relaxed) + u32::from(class) <= MOST
+            let units = self.units.load(Relaxed) + u32::from(class);
+            count < DEPTH / 2 && units <= self.most.load(Relaxed)
         };
         while room(&())
             && let Some(slot) = next()
         {
-            self.push(class, slot, DEPTH);
+            self.push(class, slot);
         }
         self.flag.leave();
     }
 
-    /// Takes blocks of a class until half are left.
-    pub(super) fn spill(&self, class: u16, mut out: impl FnMut(Slot)) {
+    /// Only with the flag.
+    #[inline]
+    fn allow(&self, most: u64) {
+        let units = u32::try_from(most.max(MOST) / UNIT).unwrap_or(u32::MAX / 2);
+        self.most.store(units, Relaxed);
+    }
+
+    /// Takes blocks of a class until half are left. The magazine may keep `most` bytes from now on.
+    pub(super) fn spill(&self, class: u16, most: u64, mut out: impl FnMut(Slot)) {
         if !self.flag.try_enter() {
             return;
         }
+        self.allow(most);
         while self.counts[usize::from(class)].load(Relaxed) as usize > DEPTH / 2
             && let Some(slot) = self.pop(class)
         {
@@ -205,10 +225,15 @@ impl Magazine {
         self.flag.leave();
     }
 
-    /// Whether the block at a unit is here.
-    pub(super) fn has(&self, unit: u32) -> bool {
-        let mut found = false;
-        self.each(|_, slot| found |= slot.unit == unit);
+    /// Whether the block of a class at a unit is here.
+    pub(super) fn has(&self, class: u16, unit: u32) -> bool {
+        self.flag.enter();
+        let count = self.counts[usize::from(class)].load(Relaxed) as usize;
+        let slots = &self.slots[usize::from(class)][..count.min(DEPTH)];
+        let found = slots
+            .iter()
+            .any(|slot| Slot::unpack(slot.load(Relaxed)).unit == unit);
+        self.flag.leave();
         found
     }
 
@@ -242,7 +267,7 @@ mod tests {
         assert_eq!((class_of(0), class_of(257), class_of(65536)), (0, 2, 256));
         assert_eq!(class_of(65537), 0);
         assert!(magazine.put(2, slot(4)) && magazine.put(2, slot(8)) && magazine.put(3, slot(20)));
-        assert!(magazine.has(8) && !magazine.has(9));
+        assert!(magazine.has(2, 8) && !magazine.has(2, 9) && !magazine.has(3, 8));
         assert_eq!(sums(&magazine), (7 * UNIT, 3));
         assert_eq!(magazine.take(2), Some(slot(8)));
         assert_eq!(magazine.take(4), None);
@@ -259,16 +284,22 @@ mod tests {
         let kept = (0..100).filter(|i| magazine.put(1, slot(*i))).count();
         assert_eq!(kept, DEPTH);
         let mut out = 0;
-        magazine.spill(1, |_| out += 1);
+        magazine.spill(1, 0, |_| out += 1);
         assert_eq!(out, DEPTH / 2);
-        magazine.refill(1, || Some(slot(7)));
+        magazine.refill(1, 0, || Some(slot(7)));
         assert_eq!(sums(&magazine).1, DEPTH as u64 / 2);
         for class in 1..=CLASSES as u16 {
             (0..100).for_each(|i| {
                 magazine.put(class, slot(i));
             });
         }
-        assert!(sums(&magazine).0 <= u64::from(MOST) * UNIT);
+        assert!(sums(&magazine).0 <= MOST);
+        magazine.refill(256, 4 * MOST, || None);
+        (0..100).for_each(|i| {
+            magazine.put(256, slot(i));
+        });
+        let bytes = sums(&magazine).0;
+        assert!(bytes > MOST && bytes <= 4 * MOST);
     }
 
     #[test]

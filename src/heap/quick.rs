@@ -1,19 +1,23 @@
 //! Freed blocks kept whole for the next allocation of their size.
 //!
 //! Most allocations ask for a size that was freed a moment ago. Joining the freed block with its
-//! neighbours only to cut it out again costs several cache lines; handing it over costs one. What
-//! is kept here is little and goes back to the books before anything is mapped.
+//! neighbours only to cut it out again costs several cache lines; handing it over costs none of the
+//! block's own: the books are not touched, and show what is kept here as live. It is little, and goes back
+//! to them before anything is mapped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::core::UNIT;
-use super::magazine::{CLASSES, Flag};
+use super::magazine::{CLASSES, Flag, Slot};
 
-/// Blocks that the list of a length keeps.
-const DEPTH: usize = 64;
-/// Bytes that all lists keep together.
+/// Blocks that the list of a length keeps. How often a list runs empty or full, which costs several cache
+/// lines that nobody else has touched for long, falls with its square.
+const DEPTH: usize = 512;
+/// Bytes that all lists keep together, at least.
 const BYTES: u64 = 8 << 20;
+/// Of so many live bytes one more is kept.
+const SHARE: u64 = 128;
 
 /// A freed block.
 #[derive(Clone, Copy, Debug)]
@@ -134,10 +138,10 @@ impl Kept {
     }
 }
 
-/// The lists, and one larger block.
+/// The lists, and one larger block. Places in the lists are units from the lane's first address.
 #[derive(Debug)]
 pub(super) struct Quick {
-    lists: Vec<Vec<Kept>>,
+    lists: Vec<Vec<Slot>>,
     pair: Arc<Pair>,
     bytes: u64,
     blocks: u64,
@@ -164,32 +168,49 @@ impl Quick {
 
     /// Bytes of the longest block of the lists.
     pub(super) fn largest(&self) -> u64 {
-        let longest = self.lists.iter().rev().find_map(|list| list.last());
-        longest.map_or(0, |kept| kept.len)
+        let longest = self.lists.iter().rposition(|list| !list.is_empty());
+        longest.map_or(0, |class| class as u64 * UNIT)
     }
 
-    /// A kept block of exactly the units that `size` takes, at a multiple of `align`. The second
-    /// value is a larger block that must go to the books first, since it is no match: whoever asks
-    /// for another size may need its bytes.
+    /// Bytes that the lists keep at most beside so many live ones.
+    pub(super) fn most(live: u64) -> u64 {
+        BYTES.max(live / SHARE)
+    }
+
+    /// Whether the block of a class at a unit is in the lists.
+    pub(super) fn has(&self, class: u16, unit: u32) -> bool {
+        self.lists[usize::from(class)]
+            .iter()
+            .any(|slot| slot.unit == unit)
+    }
+
+    /// Every block of the lists, with its class.
+    pub(super) fn each(&self) -> impl Iterator<Item = (u16, Slot)> + '_ {
+        let lists = (0u16..).zip(&self.lists);
+        lists.flat_map(|(class, list)| list.iter().map(move |slot| (class, *slot)))
+    }
+
+    /// A kept block of a class, if the next one fits.
     #[inline]
-    pub(super) fn take(&mut self, size: u64, align: u64) -> (Option<Kept>, Option<Kept>) {
-        if is_large(size) {
-            return match self.pair.claim() {
-                Some(k) if k.fits(size, align) => {
-                    let none = self.pair.renew(Some(k));
-                    (Some(k), none)
-                }
-                other => (None, other),
-            };
+    pub(super) fn take(&mut self, class: u16, fits: impl FnOnce(Slot) -> bool) -> Option<Slot> {
+        let slot = self.lists[usize::from(class)].pop_if(|slot| fits(*slot))?;
+        self.bytes -= u64::from(class) * UNIT;
+        self.blocks -= 1;
+        Some(slot)
+    }
+
+    /// A kept larger block of exactly the units that `size` takes, at a multiple of `align`. The second
+    /// value is one that must go to the books first, since it is no match: whoever asks for another size may
+    /// need its bytes.
+    #[inline]
+    pub(super) fn take_large(&mut self, size: u64, align: u64) -> (Option<Kept>, Option<Kept>) {
+        match self.pair.claim() {
+            Some(k) if k.fits(size, align) => {
+                let none = self.pair.renew(Some(k));
+                (Some(k), none)
+            }
+            other => (None, other),
         }
-        let list = &mut self.lists[size.div_ceil(UNIT) as usize];
-        let fits = list.last().is_some_and(|k| k.addr & (align - 1) == 0);
-        let kept = if fits { list.pop() } else { None };
-        if let Some(kept) = kept {
-            self.bytes -= kept.len;
-            self.blocks -= 1;
-        }
-        (kept, None)
     }
 
     /// Says that first fit just gave this place to a larger block. A block that another thread freed
@@ -209,29 +230,34 @@ impl Quick {
         self.pair.latest.store(0, Relaxed);
     }
 
-    /// Keeps a block, or gives back the one that must go to the books instead.
+    /// Keeps a block of a class beside so many live bytes; false if it must go to the books instead.
     #[inline]
-    pub(super) fn keep(&mut self, kept: Kept) -> Option<Kept> {
-        if is_large(kept.len) {
-            return (!self.pair.put(kept.addr)).then_some(kept);
+    #[must_use]
+    pub(super) fn keep(&mut self, class: u16, slot: Slot, live: u64) -> bool {
+        let list = &mut self.lists[usize::from(class)];
+        let bytes = self.bytes + u64::from(class) * UNIT;
+        if list.len() >= DEPTH || bytes > Self::most(live) {
+            return false;
         }
-        let list = &mut self.lists[(kept.len / UNIT) as usize];
-        if list.len() >= DEPTH || self.bytes + kept.len > BYTES {
-            return Some(kept);
-        }
-        list.push(kept);
-        self.bytes += kept.len;
+        list.push(slot);
+        self.bytes = bytes;
         self.blocks += 1;
-        None
+        true
     }
 
-    /// Everything, for the books.
-    pub(super) fn drain(&mut self) -> Vec<Kept> {
-        let large = self.pair.renew(None);
+    /// Keeps a larger block if it is the latest; false if it must go to the books instead.
+    #[inline]
+    #[must_use]
+    pub(super) fn keep_large(&self, addr: u64) -> bool {
+        self.pair.put(addr)
+    }
+
+    /// Every block of the lists, and the larger one, for the books.
+    pub(super) fn drain(&mut self) -> (Vec<Slot>, Option<Kept>) {
         let lists = self.lists.iter_mut().filter(|_| self.blocks > 0);
-        let all = lists.flat_map(|l| l.drain(..)).chain(large).collect();
+        let all = lists.flat_map(|l| l.drain(..)).collect();
         (self.bytes, self.blocks) = (0, 0);
-        all
+        (all, self.pair.renew(None))
     }
 }
 
@@ -243,43 +269,55 @@ mod tests {
         Kept { addr, len, hint: 0 }
     }
 
+    fn slot(unit: u32) -> Slot {
+        Slot { unit, hint: 0 }
+    }
+
     #[test]
     fn the_same_size_comes_back_last_in_first_out() {
         let mut quick = Quick::new(Arc::default());
-        assert!(quick.keep(kept(512, 512)).is_none());
-        assert!(quick.keep(kept(1024, 512)).is_none());
-        assert!(quick.take(1024, 256).0.is_none());
-        assert_eq!(quick.take(300, 256).0.map(|k| k.addr), Some(1024));
-        assert!(quick.take(512, 4096).0.is_none());
+        assert!(quick.keep(2, slot(2), 0) && quick.keep(2, slot(4), 0));
+        assert_eq!((quick.sums(), quick.largest()), ((1024, 2), 512));
+        assert!(quick.has(2, 4) && !quick.has(2, 5) && !quick.has(3, 4));
+        assert_eq!(quick.take(4, |_| true), None);
+        assert_eq!(quick.take(2, |slot| slot.unit == 2), None);
+        assert_eq!(quick.take(2, |_| true), Some(slot(4)));
         assert_eq!(quick.sums(), (512, 1));
-        assert_eq!(quick.drain().len(), 1);
-        assert_eq!(quick.sums(), (0, 0));
+        let (lists, large) = quick.drain();
+        assert!(lists == [slot(2)] && large.is_none());
+        assert_eq!((quick.sums(), quick.largest()), ((0, 0), 0));
     }
 
     #[test]
     fn a_larger_block_is_kept_only_while_first_fit_would_give_it_again() {
         let mut quick = Quick::new(Arc::default());
         let large = 1 << 20;
+        let found = |found: (Option<Kept>, Option<Kept>)| found.0.map(|k| k.addr);
         assert!(quick.placed(kept(7 * large, large)).is_none());
-        assert!(quick.keep(kept(large, large)).is_some());
-        assert!(quick.keep(kept(7 * large, large)).is_none());
-        assert_eq!(quick.take(large, 256).0.map(|k| k.addr), Some(7 * large));
-        assert!(quick.keep(kept(7 * large, large)).is_none());
-        let (found, out) = quick.take(2 * large, 256);
-        assert!(found.is_none() && out.is_some_and(|k| k.addr == 7 * large));
+        assert!(!quick.keep_large(large) && quick.keep_large(7 * large));
+        assert_eq!(found(quick.take_large(large, 256)), Some(7 * large));
+        assert!(quick.keep_large(7 * large));
+        let (none, out) = quick.take_large(2 * large, 256);
+        assert!(none.is_none() && out.is_some_and(|k| k.addr == 7 * large));
         assert!(quick.placed(kept(7 * large, large)).is_none());
         quick.disturbed();
-        assert!(quick.keep(kept(7 * large, large)).is_some());
+        assert!(!quick.keep_large(7 * large));
         assert!(quick.sums().1 == 0 && quick.pair().peek().is_none());
     }
 
     #[test]
     fn what_is_kept_is_bounded() {
         let mut quick = Quick::new(Arc::default());
-        let out: usize = (0..100)
-            .filter_map(|i| quick.keep(kept(i * 16384, 16384)))
-            .count();
-        assert_eq!(out, 100 - DEPTH);
+        let kept = |quick: &mut Quick, class: u16, live| {
+            (0..1000)
+                .filter(|i| quick.keep(class, slot(*i), live))
+                .count()
+        };
+        assert_eq!(kept(&mut quick, 1, 0), DEPTH);
+        assert!(kept(&mut quick, 256, 0) < 128);
         assert!(quick.sums().0 <= BYTES);
+        let live = 4 << 30;
+        assert!(kept(&mut quick, 256, live) > 128 && quick.sums().0 > BYTES);
+        assert!(quick.sums().0 <= live / SHARE);
     }
 }

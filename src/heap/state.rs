@@ -19,7 +19,8 @@ use crate::units::{Va, VaRange};
 
 /// Mark of a block in the core that has been freed and waits for other streams.
 pub(super) const FREED: u32 = 1;
-/// Mark of a block without an owner: only such a block may be freed by its address.
+/// Mark of a block without an owner: only such a block may be freed by its address. One that is owned has no
+/// mark, nor has one that is freed and kept for the next allocation of its size.
 pub(super) const RAW: u32 = 2;
 
 /// Everything that changes. The lock is held for bookkeeping only, never across a driver call.
@@ -68,21 +69,13 @@ impl State {
         magazine: &Magazine,
     ) -> Option<core::Block> {
         self.counts.allocs += 1;
-        let (kept, out) = self.quick.take(size, align);
-        if let Some(kept) = kept {
-            if class_of(kept.len) != 0 {
-                self.core.revive(kept.hint, kept.addr);
-                self.refill(kept.len, magazine);
-            }
+        if let Some(kept) = self.take_kept(size, align, magazine) {
             return Some(core::Block {
                 addr: kept.addr,
                 len: kept.len,
                 uses: 0,
                 hint: kept.hint,
             });
-        }
-        if let Some(out) = out {
-            self.file(out);
         }
         let found = self.core.alloc(size, align)?;
         let placed = Kept {
@@ -91,45 +84,66 @@ impl State {
             hint: found.hint,
         };
         if let Some(out) = self.quick.placed(placed) {
-            self.file(out);
+            self.file(out.addr, out.hint);
         }
         Some(found)
     }
 
-    fn refill(&mut self, len: u64, magazine: &Magazine) {
-        if self.history.is_some() {
-            return;
+    /// A block of this size that was kept.
+    #[inline]
+    fn take_kept(&mut self, size: u64, align: u64, magazine: &Magazine) -> Option<Kept> {
+        let class = class_of(size);
+        if class == 0 {
+            let (kept, out) = self.quick.take_large(size, align);
+            if let Some(out) = out {
+                self.file(out.addr, out.hint);
+            }
+            return kept;
         }
-        magazine.refill(class_of(len), || {
-            let kept = self.quick.take(len, UNIT).0?;
-            self.core.revive(kept.hint, kept.addr);
-            let unit = ((kept.addr - self.base) / UNIT) as u32;
-            let hint = kept.hint;
-            Some(Slot { unit, hint })
-        });
+        let base = self.base;
+        let fits = |slot: Slot| slot.addr(base) & (align - 1) == 0;
+        let slot = self.quick.take(class, fits)?;
+        if self.history.is_none() {
+            magazine.refill(class, self.kept_aside(), || {
+                self.quick.take(class, |_| true)
+            });
+        }
+        Some(Kept {
+            addr: slot.addr(base),
+            len: u64::from(class) * UNIT,
+            hint: slot.hint,
+        })
+    }
+
+    /// Bytes that each magazine may keep.
+    fn kept_aside(&self) -> u64 {
+        Quick::most(self.core.live()) / self.magazines.len().max(1) as u64
     }
 
     /// Frees a kept block in the books.
-    fn file(&mut self, kept: Kept) {
-        self.tell_freed(kept.addr);
+    fn file(&mut self, addr: u64, hint: u32) {
+        self.tell_freed(addr);
         self.frees += 1;
         self.quick.disturbed();
-        self.core.revive(kept.hint, kept.addr);
-        self.core.free_hinted(kept.addr, kept.hint, &mut ());
+        if self.core.free_hinted(addr, hint, &mut ()).is_none() {
+            tracing::error!(addr, "block lost");
+        }
     }
 
     /// Frees the block at an address that has a mark; its bytes. `is_named` says that it may have a name.
     #[inline]
     pub(super) fn free(&mut self, addr: Va, hint: u32, mark: u32, is_named: bool) -> Result<u64> {
-        // Marked as freed in the books, where a second free will see it.
-        let Some(found) = self.core.retain(addr.get(), hint, mark, FREED) else {
+        // Nearly always empty: only memory shared between streams has entries.
+        let is_used = !self.uses.is_empty() && self.uses.contains_key(&addr.get());
+        // Without the mark by which it could be freed a second time.
+        let next = if is_used { FREED } else { 0 };
+        let Some(found) = self.core.retain(addr.get(), hint, mark, next) else {
             let inside = self.core.block(addr.get()).is_none();
             return Err(no_block(addr, inside && self.core.is_inside(addr.get())));
         };
-        // Nearly always empty: only memory shared between streams has entries.
-        let uses = match self.uses.is_empty() {
-            true => None,
-            false => self.uses.remove(&addr.get()),
+        let uses = match is_used {
+            true => self.uses.remove(&addr.get()),
+            false => None,
         };
         match uses {
             None => {
@@ -138,11 +152,7 @@ impl State {
                 }
                 self.frees += 1;
                 self.tell_freed(found.addr);
-                self.keep(Kept {
-                    addr: found.addr,
-                    len: found.len,
-                    hint: found.hint,
-                });
+                self.keep(found);
             }
             Some(uses) => {
                 self.tell(found.addr, false);
@@ -177,60 +187,74 @@ impl State {
     /// Frees every kept block in the books.
     pub(super) fn flush(&mut self) {
         for magazine in std::mem::take(&mut self.magazines) {
-            magazine.drain(|_, slot| {
-                if let Some(kept) = self.keep_in_books(slot) {
-                    self.file(kept);
-                }
-            });
+            magazine.drain(|_, slot| self.file(slot.addr(self.base), slot.hint));
             self.magazines.push(magazine);
         }
-        for kept in self.quick.drain() {
-            self.file(kept);
+        let (lists, large) = self.quick.drain();
+        for slot in lists {
+            self.file(slot.addr(self.base), slot.hint);
+        }
+        if let Some(kept) = large {
+            self.file(kept.addr, kept.hint);
         }
     }
 
-    /// Marks a block from a magazine as freed.
-    pub(super) fn keep_in_books(&mut self, slot: Slot) -> Option<Kept> {
-        let addr = self.base + u64::from(slot.unit) * UNIT;
-        let Some(found) = self.core.retain(addr, slot.hint, 0, FREED) else {
-            tracing::error!(addr, "block lost");
-            return None;
-        };
+    /// Frees the block of a class at a place, whose owner gave it up and recorded no use of it, and half of
+    /// the blocks of its length in `magazine`, which is full. The books are not looked at.
+    #[inline]
+    pub(super) fn put(&mut self, class: u16, slot: Slot, magazine: &Magazine) {
+        self.put_one(class, slot);
+        magazine.spill(class, self.kept_aside(), |slot| self.put_one(class, slot));
+    }
+
+    #[inline]
+    fn put_one(&mut self, class: u16, slot: Slot) {
         self.frees += 1;
-        self.tell_freed(addr);
-        Some(Kept {
-            addr,
-            len: found.len,
-            hint: found.hint,
-        })
+        if !self.quick.keep(class, slot, self.core.live()) {
+            self.file(slot.addr(self.base), slot.hint);
+        }
     }
 
     /// Keeps a freed block of the books, or frees it.
     #[inline]
-    pub(super) fn keep(&mut self, kept: Kept) {
-        if class_of(kept.len) == 0 {
-            // Whoever takes it does not look at the books.
-            self.core.revive(kept.hint, kept.addr);
-            if self.history.is_some() {
-                return self.file(kept);
+    fn keep(&mut self, freed: core::Block) {
+        let class = class_of(freed.len);
+        let is_kept = match class {
+            0 => self.history.is_none() && self.quick.keep_large(freed.addr),
+            _ => {
+                let unit = ((freed.addr - self.base) / UNIT) as u32;
+                let hint = freed.hint;
+                self.quick
+                    .keep(class, Slot { unit, hint }, self.core.live())
             }
-        }
-        if let Some(out) = self.quick.keep(kept) {
-            self.file(out);
+        };
+        if !is_kept {
+            self.file(freed.addr, freed.hint);
         }
     }
 
-    /// Whether the block at an address is freed, though the books show it as live.
-    fn is_in_magazine(&self, addr: u64) -> bool {
-        let unit = u32::try_from((addr - self.base) / UNIT);
-        unit.is_ok_and(|unit| self.magazines.iter().any(|m| m.has(unit)))
-            || self.quick.pair().peek().is_some_and(|k| k.addr == addr)
+    /// Whether a block is freed, though the books show it as live.
+    fn is_kept(&self, block: &core::Block) -> bool {
+        let class = class_of(block.len);
+        if class == 0 {
+            let kept = self.quick.pair().peek();
+            return kept.is_some_and(|k| k.addr == block.addr);
+        }
+        u32::try_from((block.addr - self.base) / UNIT).is_ok_and(|unit| {
+            self.quick.has(class, unit) || self.magazines.iter().any(|m| m.has(class, unit))
+        })
+    }
+
+    /// Whether the books show a kept block as one that is live and owned.
+    pub(super) fn is_known(&self, class: u16, slot: Slot) -> bool {
+        let block = self.core.block(slot.addr(self.base));
+        block.is_some_and(|b| b.uses == 0 && b.len == u64::from(class) * UNIT)
     }
 
     /// The live block at an address.
     pub(super) fn live(&self, addr: u64) -> Option<core::Block> {
         let block = self.core.block(addr)?;
-        (block.uses == RAW || block.uses == 0 && !self.is_in_magazine(addr)).then_some(block)
+        (block.uses == RAW || block.uses == 0 && !self.is_kept(&block)).then_some(block)
     }
 
     /// Files a freed block that no other stream uses any more.

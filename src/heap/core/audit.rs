@@ -144,7 +144,7 @@ impl Lane {
         if n.state == State::Live {
             sums.live += u64::from(n.len);
             sums.blocks += 1;
-            if self.tables[line as usize].get(n.start) != at {
+            if self.tables[line as usize].get(n.start, n.len) != at {
                 return Err(fault("the table knows each block"));
             }
         }

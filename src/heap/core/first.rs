@@ -18,20 +18,15 @@ pub struct FirstFit {
     runs: Vec<u32>,
 }
 
-/// The first entry of a family that is at least `len`, or 16. Without branches: what fits where is not predictable.
-#[inline]
-fn first_of(family: &[u32], len: u32) -> usize {
-    let mut low = WAYS;
-    let mut high = WAYS;
-    for i in (0..WAYS / 2).rev() {
-        low = if family[i] >= len { i } else { low };
-        high = if family[i + WAYS / 2] >= len {
-            i + WAYS / 2
-        } else {
-            high
-        };
+/// The first entry of a family that is at least `len`, or more than there are. Without branches, since what fits
+/// where is not predictable; a function of its own, since only so compilers compare several at once.
+#[inline(never)]
+fn first_of(family: &[u32; WAYS], len: u32) -> usize {
+    let mut fits = 0u32;
+    for (i, bound) in family.iter().enumerate() {
+        fits |= u32::from(*bound >= len) << i;
     }
-    low.min(high)
+    fits.trailing_zeros() as usize
 }
 
 /// The largest entry of a family.
@@ -143,7 +138,8 @@ impl FirstFit {
         let top = self.levels.len() - 1;
         let (mut level, mut family) = (top, 0);
         loop {
-            let entries = &self.levels[level][family * WAYS..family * WAYS + WAYS];
+            let (families, _) = self.levels[level].as_chunks::<WAYS>();
+            let entries = &families[family];
             let way = first_of(entries, len);
             if way < WAYS {
                 family = family * WAYS + way;

@@ -5,16 +5,18 @@ use super::granules::Granules;
 use super::index::Index;
 use super::policy::Policy;
 use super::runs::{Line, State};
-use super::table::Table;
-use super::{NONE, PAGE_BYTES, UNIT};
+use super::table::Tables;
+use super::{PAGE_BYTES, UNIT};
 
 /// The line of small blocks.
 pub(super) const SMALL: u8 = 0;
 /// The line of large blocks.
 pub(super) const LARGE: u8 = 1;
 
-/// The table of the line of large blocks has an entry for every 16 KiB: its blocks are all longer.
+/// The line of large blocks has a table with an entry for every 16 KiB: its blocks are all longer. Those of
+/// 128 KiB and of 1 MiB and more have their own.
 const LARGE_SHIFT: u32 = 6;
+const LARGE_SHIFTS: [u32; 3] = [LARGE_SHIFT + 6, LARGE_SHIFT + 3, LARGE_SHIFT];
 
 /// How the caller's marks of who else may use some memory are joined. 0 means nobody but the lane's own stream.
 pub trait Uses {
@@ -66,7 +68,7 @@ pub struct Stats {
 #[derive(Debug)]
 pub struct Lane {
     pub(super) lines: [Line; 2],
-    pub(super) tables: [Table; 2],
+    pub(super) tables: [Tables; 2],
     pub(super) granules: Granules,
     pub(super) policy: Policy,
     /// First unit and end of each line in the process' addresses.
@@ -99,7 +101,7 @@ impl Lane {
                 Line::new(units(small)?, Index::Bins(Box::default())),
                 Line::new(units(large)?, Index::First(FirstFit::new())),
             ],
-            tables: [Table::new(0), Table::new(LARGE_SHIFT)],
+            tables: [Tables::new(&[0]), Tables::new(&LARGE_SHIFTS)],
             granules: Granules::new(2),
             policy,
             units: [(base / UNIT, middle / UNIT), (middle / UNIT, end / UNIT)],
@@ -162,7 +164,7 @@ impl Lane {
     pub(super) fn enter(&mut self, line: u8, node: u32) -> Block {
         let n = self.lines[line as usize].node(node);
         let (start, len, uses) = (n.start, n.len, n.uses);
-        self.tables[line as usize].set(start, node);
+        self.tables[line as usize].set(start, len, node);
         self.live_units += u64::from(len);
         self.live_blocks += 1;
         self.peak_units = self.peak_units.max(self.live_units);
@@ -188,12 +190,12 @@ impl Lane {
     #[inline]
     fn node_at(&self, addr: u64) -> Option<(u8, u32)> {
         let (line, start) = self.locate(addr)?;
-        let node = self.tables[line as usize].get(start);
-        if node == NONE {
-            return None;
-        }
-        let n = self.lines[line as usize].node(node);
-        (n.start == start && n.state == State::Live).then_some((line, node))
+        let nodes = &self.lines[line as usize];
+        let node = self.tables[line as usize].find(start, |node| {
+            let n = nodes.node(node);
+            n.start == start && n.state == State::Live
+        })?;
+        Some((line, node))
     }
 
     /// The live block that starts at an address; `None` for any other address.
@@ -243,14 +245,6 @@ impl Lane {
         })
     }
 
-    /// Takes the mark off a block that `retain` gave.
-    #[inline]
-    pub fn revive(&mut self, hint: u32, addr: u64) {
-        if let Some((line, _)) = self.locate(addr) {
-            self.lines[line as usize].set_uses(hint, 0);
-        }
-    }
-
     /// Marks who else may use a live block. False if no block starts there.
     #[inline]
     pub fn mark(&mut self, addr: u64, uses: u32) -> bool {
@@ -293,6 +287,13 @@ impl Lane {
         self.live_units -= freed.len / UNIT;
         self.live_blocks -= 1;
         freed
+    }
+
+    /// Bytes of live blocks, rounded up to units.
+    #[inline]
+    #[must_use]
+    pub fn live(&self) -> u64 {
+        self.live_units * UNIT
     }
 
     /// Bytes of all granules.

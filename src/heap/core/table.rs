@@ -52,9 +52,66 @@ impl Table {
     }
 }
 
+/// The tables of a line, for blocks of so many units and more each, longest first: where blocks are long, few
+/// entries cover many addresses, and stay in the cache.
+#[derive(Debug)]
+pub struct Tables {
+    by_len: Vec<Table>,
+}
+
+impl Tables {
+    /// Empty tables for blocks from `1 << shift` units on, for each shift; the last one is for all blocks.
+    pub fn new(shifts: &[u32]) -> Self {
+        Self {
+            by_len: shifts.iter().map(|shift| Table::new(*shift)).collect(),
+        }
+    }
+
+    /// The table for blocks of a length.
+    #[inline]
+    fn of(&self, len: u32) -> usize {
+        let found = self.by_len.iter().position(|table| len >> table.shift > 0);
+        found.unwrap_or(self.by_len.len() - 1)
+    }
+
+    /// Enters a block's node.
+    #[inline]
+    pub fn set(&mut self, start: u32, len: u32, node: u32) {
+        let at = self.of(len);
+        self.by_len[at].set(start, node);
+    }
+
+    /// The node last entered for a block of this length at this place, or `NONE`.
+    pub fn get(&self, start: u32, len: u32) -> u32 {
+        self.by_len[self.of(len)].get(start)
+    }
+
+    /// The node that was entered for this place and is what the caller looks for.
+    #[inline]
+    pub fn find(&self, start: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+        let mut entered = self.by_len.iter().map(|table| table.get(start));
+        entered.find(|node| *node != NONE && is_it(*node))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_of_each_length_are_found_in_their_own_table() {
+        let mut tables = Tables::new(&[12, 6]);
+        tables.set(4096, 4096, 1);
+        tables.set(4096, 64, 2);
+        tables.set(8192, 63, 3);
+        let lengths = [5000, 4096, 4095, 64];
+        assert_eq!(lengths.map(|len| tables.get(4096, len)), [1, 1, 2, 2]);
+        assert_eq!(tables.find(4096, |_| true), Some(1));
+        assert_eq!(tables.find(4096, |node| node == 2), Some(2));
+        assert_eq!(tables.find(8192, |_| true), Some(3));
+        assert_eq!(tables.find(4096, |node| node == 3), None);
+        assert_eq!(tables.find(64, |_| true), None);
+    }
 
     #[test]
     fn what_is_entered_is_found_and_nothing_else() {
