@@ -10,6 +10,7 @@ mod hot;
 mod lend;
 mod oom;
 mod program;
+mod refusals;
 mod regressions;
 mod snapshot;
 mod soak;
