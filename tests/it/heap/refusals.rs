@@ -11,6 +11,7 @@ use crate::support::On;
 
 on_each_driver! {
     wrong_frees_are_refused_and_change_nothing
+    what_is_freed_is_no_block_wherever_it_is_kept
     sizes_that_wrap_are_too_large_and_reach_no_driver
     no_bytes_cost_nothing
     an_impossible_size_fails_at_once
@@ -61,6 +62,42 @@ fn wrong_frees_are_refused_and_change_nothing(on: On) {
     yard.check(&kept, 1, 0);
     yard.audit();
     drop((foreign, kept, small, other));
+    yard.end();
+}
+
+/// Freed blocks are kept in a thread's magazine, in the stream's lists, or joined with others: by its
+/// address none can be freed again, used or asked about.
+fn what_is_freed_is_no_block_wherever_it_is_kept(on: On) {
+    let yard = Yard::new(on, 256 * MIB, HeapConfig::default(), 2);
+    let heap = &yard.heap;
+    for (size, count) in [(256, 700), (64 * KIB, 180), (128 * KIB, 20), (4 * MIB, 3)] {
+        for is_raw in [false, true] {
+            let blocks: Vec<_> = (0..count).map(|_| yard.alloc(size, 0)).collect();
+            let places: Vec<Va> = blocks.iter().map(granule::Block::ptr).collect();
+            for block in blocks {
+                match is_raw {
+                    true => heap.free_raw(block.into_raw()).unwrap(),
+                    false => drop(block),
+                }
+            }
+            let before = heap.stats();
+            assert_eq!((before.live, before.blocks), (0, 0));
+            for at in places {
+                let error = heap.free_raw(at).unwrap_err();
+                assert!(matches!(error, Error::Stale { .. }), "{size} {error}");
+                assert!(heap.usable_size(at).is_err(), "{size}");
+                assert!(heap.record_use_raw(at, &yard.streams[1]).is_err(), "{size}");
+            }
+            assert_eq!(heap.stats(), before);
+            yard.audit();
+            // Each is had once.
+            let mut again: Vec<_> = (0..count).map(|_| yard.alloc(size, 0)).collect();
+            again.sort_by_key(granule::Block::ptr);
+            let apart = |pair: &[granule::Block]| pair[0].range().end() <= pair[1].range().start();
+            assert!(again.windows(2).all(apart), "{size}");
+        }
+    }
+    yard.audit();
     yard.end();
 }
 
