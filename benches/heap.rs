@@ -92,6 +92,13 @@ fn hot(device: &Device, settings: &Settings) -> Outcome {
         Ok(())
     })?;
     println!("| hot, 512 B, stream looked up | {ns:.1} |");
+    let ns = best(settings, 200_000, |n| {
+        for _ in 0..n {
+            heap.free_raw(on.alloc_raw(black_box(512), 256)?)?;
+        }
+        Ok(())
+    })?;
+    println!("| hot, 512 B, by address | {ns:.1} |");
     assert!(heap.stats().misses < 10, "{:?}", heap.stats());
     heap.set_history(Some(&History::new(HistoryConfig::default())));
     let ns = best(settings, 200_000, |n| {

@@ -201,7 +201,10 @@ pub unsafe extern "C" fn granule_heap_alloc(
         let stream = tables().streams.get(stream)?;
         let align = if align == 0 { DEFAULT_ALIGN } else { align };
         let block = match name {
-            None => heap.alloc_aligned(size, align, &stream)?,
+            None => {
+                out.set(heap.alloc_raw(size, align, &stream)?.get());
+                return Ok(());
+            }
             Some(name) if align <= DEFAULT_ALIGN && align.is_power_of_two() => {
                 heap.alloc_named(size, BlockName::from(name.to_owned()), &stream)?
             }

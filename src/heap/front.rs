@@ -129,6 +129,15 @@ impl Front {
         }
     }
 
+    /// As [`alloc`](Self::alloc), without an owner.
+    #[inline]
+    pub(super) fn alloc_raw(&self, len: u64, size: u64, align: u64) -> Result<Va> {
+        match self.lane.hit_raw(size, align) {
+            Some(addr) => Ok(addr),
+            None => self.alloc(len, size, align).map(Block::into_raw),
+        }
+    }
+
     /// A block with a name.
     pub(super) fn alloc_named(&self, request: &Request<'_>) -> Result<Block> {
         let block = match self.take(request.len, request.size, request.align) {

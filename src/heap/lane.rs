@@ -270,13 +270,16 @@ impl Lane {
         self.lock().hit(size, align, magazine)
     }
 
-    /// Frees the block at an address that its owner gave up.
-    pub(super) fn free(&self, addr: Va, hint: u32) -> Result<()> {
-        let freed = self.lock().free(addr, hint, RAW, true);
-        if self.is_watched() {
-            self.say();
-        }
-        freed.map(drop)
+    /// A block without an owner from mapped memory that no thread keeps for itself. Not one that the history
+    /// has to hear of.
+    #[inline]
+    pub(super) fn hit_raw(&self, size: u64, align: u64) -> Option<Va> {
+        self.lock().hit_raw(size, align)
+    }
+
+    /// Frees the block without an owner at an address. The history hears of it when the caller says so.
+    pub(super) fn free(&self, addr: Va) -> Result<()> {
+        self.lock().free(addr, u32::MAX, RAW, true).map(drop)
     }
 
     /// Frees an owned block. `hint` saves a look-up and may be wrong.

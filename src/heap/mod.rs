@@ -208,6 +208,18 @@ impl Heap {
         self.shared.alloc_named(&lane, size, &name.into())
     }
 
+    /// The address of a block without an owner, as [`alloc_aligned`](Self::alloc_aligned) and
+    /// [`Block::into_raw`] give it, but quicker: for callers who keep addresses.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc_aligned`](Self::alloc_aligned).
+    pub fn alloc_raw(&self, size: u64, align: u64, stream: &Stream) -> Result<Va> {
+        check_size(size)?;
+        let lane = self.shared.lane(stream)?;
+        self.shared.alloc_raw(&lane, size, align)
+    }
+
     /// The heap's side for one stream: saves the look-up by stream on a hot path.
     ///
     /// # Errors
@@ -220,8 +232,8 @@ impl Heap {
         })
     }
 
-    /// Frees a block that [`Block::into_raw`] gave up, after work of its own stream; address 0 is
-    /// accepted and does nothing.
+    /// Frees a block that [`alloc_raw`](Self::alloc_raw) gave or [`Block::into_raw`] gave up, after work of
+    /// its own stream; address 0 is accepted and does nothing.
     ///
     /// # Errors
     ///
@@ -231,7 +243,17 @@ impl Heap {
         if addr.get() == 0 {
             return Ok(());
         }
-        self.shared.owner(addr)?.free(addr, u32::MAX)
+        let (freed, watched) = {
+            // Counting a reference to the lane would cost more than the free.
+            let lanes = self.shared.lanes.read();
+            let lane = lanes.iter().find(|lane| lane.contains(addr));
+            let lane = lane.ok_or_else(|| stale(addr))?;
+            (lane.free(addr), lane.is_watched().then(|| lane.clone()))
+        };
+        if let Some(lane) = watched {
+            lane.say();
+        }
+        freed
     }
 
     /// As [`Block::record_use`], for an address. Prefer that for a block with an owner: once its stream
@@ -304,6 +326,14 @@ impl Heap {
     }
 }
 
+/// No stream's addresses hold this one.
+fn stale(addr: Va) -> Error {
+    Error::Stale {
+        what: "block",
+        value: addr.get(),
+    }
+}
+
 /// Refuses sizes that no lane has addresses for, before a lane is made for them.
 fn check_size(size: u64) -> Result<()> {
     match size > config::LINE_MAX {
@@ -332,6 +362,14 @@ impl Shared {
         match self.rounded(lane, size, align)? {
             0 => Ok(lane.nothing()),
             rounded => lane.alloc(size, rounded, align),
+        }
+    }
+
+    #[inline]
+    fn alloc_raw(&self, lane: &Front, size: u64, align: u64) -> Result<Va> {
+        match self.rounded(lane, size, align)? {
+            0 => Ok(Va::new(0)),
+            rounded => lane.alloc_raw(size, rounded, align),
         }
     }
 
@@ -462,10 +500,7 @@ impl Shared {
     fn owner(&self, addr: Va) -> Result<Arc<Front>> {
         let lanes = self.lanes.read();
         let lane = lanes.iter().find(|l| l.contains(addr)).cloned();
-        lane.ok_or(Error::Stale {
-            what: "block",
-            value: addr.get(),
-        })
+        lane.ok_or_else(|| stale(addr))
     }
 }
 
@@ -494,6 +529,16 @@ impl StreamHeap {
     /// As [`Heap::alloc_aligned`].
     pub fn alloc_aligned(&self, size: u64, align: u64) -> Result<Block> {
         self.shared.alloc(&self.lane, size, align)
+    }
+
+    /// As [`Heap::alloc_raw`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::alloc_raw`].
+    #[inline]
+    pub fn alloc_raw(&self, size: u64, align: u64) -> Result<Va> {
+        self.shared.alloc_raw(&self.lane, size, align)
     }
 
     /// As [`Heap::alloc_named`].

@@ -69,7 +69,13 @@ impl State {
         magazine: &Magazine,
     ) -> Option<core::Block> {
         self.counts.allocs += 1;
-        if let Some(kept) = self.take_kept(size, align, magazine) {
+        if let Some(kept) = self.take_kept(size, align) {
+            let class = class_of(size);
+            if class != 0 && self.history.is_none() {
+                magazine.refill(class, self.kept_aside(), || {
+                    self.quick.take(class, |_| true)
+                });
+            }
             return Some(core::Block {
                 addr: kept.addr,
                 len: kept.len,
@@ -77,6 +83,30 @@ impl State {
                 hint: kept.hint,
             });
         }
+        self.place(size, align)
+    }
+
+    /// As [`hit`](Self::hit), without an owner, and not if the history has to hear of it.
+    #[inline]
+    pub(super) fn hit_raw(&mut self, size: u64, align: u64) -> Option<Va> {
+        if self.history.is_some() {
+            return None;
+        }
+        let (addr, hint) = match self.take_kept(size, align) {
+            Some(kept) => (kept.addr, kept.hint),
+            None => {
+                let found = self.place(size, align)?;
+                (found.addr, found.hint)
+            }
+        };
+        self.counts.allocs += 1;
+        let found = self.core.retain(addr, hint, 0, RAW);
+        found.map(|block| Va::new(block.addr))
+    }
+
+    /// A block from the books.
+    #[inline]
+    fn place(&mut self, size: u64, align: u64) -> Option<core::Block> {
         let found = self.core.alloc(size, align)?;
         let placed = Kept {
             addr: found.addr,
@@ -91,7 +121,7 @@ impl State {
 
     /// A block of this size that was kept.
     #[inline]
-    fn take_kept(&mut self, size: u64, align: u64, magazine: &Magazine) -> Option<Kept> {
+    fn take_kept(&mut self, size: u64, align: u64) -> Option<Kept> {
         let class = class_of(size);
         if class == 0 {
             let (kept, out) = self.quick.take_large(size, align);
@@ -103,11 +133,6 @@ impl State {
         let base = self.base;
         let fits = |slot: Slot| slot.addr(base) & (align - 1) == 0;
         let slot = self.quick.take(class, fits)?;
-        if self.history.is_none() {
-            magazine.refill(class, self.kept_aside(), || {
-                self.quick.take(class, |_| true)
-            });
-        }
         Some(Kept {
             addr: slot.addr(base),
             len: u64::from(class) * UNIT,

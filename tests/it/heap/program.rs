@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use granule::driver::{DriverCode, Graph, Hold, Kernel};
-use granule::units::{KIB, MIB};
+use granule::units::{KIB, MIB, VaRange};
 use granule::{Arena, Block, CaptureScope, Heap, HeapConfig, Rounding};
 use proptest::prelude::*;
 
@@ -203,6 +203,22 @@ impl World {
         self.live.swap_remove(at)
     }
 
+    /// A block that never has an owner comes and goes.
+    fn raw(&self, heap: usize, own: usize, size: u64) {
+        let (heap, stream) = (&self.heaps[heap], &self.yard.streams[own]);
+        let Ok(at) = heap.alloc_raw(size, 512, stream) else {
+            return;
+        };
+        if size > 0 {
+            let range = VaRange::new(at, heap.usable_size(at).unwrap()).unwrap();
+            assert!(at.is_aligned(512) && range.len() >= size);
+            let mut others = self.live.iter();
+            assert!(!others.any(|other| other.block.range().overlaps(range)));
+        }
+        heap.free_raw(at).unwrap();
+        assert!(size == 0 || heap.free_raw(at).is_err());
+    }
+
     fn alloc(&mut self, heap: usize, own: usize, size: u64, align: u32) {
         let align = 256u64 << align;
         let stream = &self.yard.streams[own];
@@ -272,11 +288,13 @@ impl World {
                 if let Some(at) = self.pick(at) {
                     let own = self.live[at].own;
                     let one = self.take(at, own);
+                    let len = one.block.len();
                     let raw = one.block.into_raw();
                     self.heaps[one.heap].free_raw(raw).unwrap();
                     if raw.get() != 0 {
                         self.heaps[one.heap].free_raw(raw).unwrap_err();
                     }
+                    self.raw(one.heap, own, len);
                 }
             }
             Step::Use(at, stream, writes, how) => {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use granule::driver::Call;
 use granule::units::{KIB, MIB, Va};
-use granule::{Error, Heap, HeapConfig, Policy, PoolConfig, Rounding};
+use granule::{Block, Error, Heap, HeapConfig, Policy, PoolConfig, Rounding};
 
 use super::yard::Yard;
 use crate::support::On;
@@ -71,14 +71,23 @@ fn what_is_freed_is_no_block_wherever_it_is_kept(on: On) {
     let yard = Yard::new(on, 256 * MIB, HeapConfig::default(), 2);
     let heap = &yard.heap;
     for (size, count) in [(256, 700), (64 * KIB, 180), (128 * KIB, 20), (4 * MIB, 3)] {
-        for is_raw in [false, true] {
-            let blocks: Vec<_> = (0..count).map(|_| yard.alloc(size, 0)).collect();
-            let places: Vec<Va> = blocks.iter().map(granule::Block::ptr).collect();
-            for block in blocks {
-                match is_raw {
-                    true => heap.free_raw(block.into_raw()).unwrap(),
-                    false => drop(block),
+        for way in 0..3 {
+            let places: Vec<Va> = match way {
+                0 => {
+                    let blocks: Vec<_> = (0..count).map(|_| yard.alloc(size, 0)).collect();
+                    blocks.iter().map(Block::ptr).collect()
                 }
+                1 => {
+                    let blocks: Vec<_> = (0..count).map(|_| yard.alloc(size, 0)).collect();
+                    blocks.into_iter().map(Block::into_raw).collect()
+                }
+                _ => (0..count)
+                    .map(|_| heap.alloc_raw(size, 256, &yard.streams[0]).unwrap())
+                    .collect(),
+            };
+            if way > 0 {
+                assert_eq!(heap.stats().blocks, count);
+                places.iter().for_each(|at| heap.free_raw(*at).unwrap());
             }
             let before = heap.stats();
             assert_eq!((before.live, before.blocks), (0, 0));
@@ -92,8 +101,8 @@ fn what_is_freed_is_no_block_wherever_it_is_kept(on: On) {
             yard.audit();
             // Each is had once.
             let mut again: Vec<_> = (0..count).map(|_| yard.alloc(size, 0)).collect();
-            again.sort_by_key(granule::Block::ptr);
-            let apart = |pair: &[granule::Block]| pair[0].range().end() <= pair[1].range().start();
+            again.sort_by_key(Block::ptr);
+            let apart = |pair: &[Block]| pair[0].range().end() <= pair[1].range().start();
             assert!(again.windows(2).all(apart), "{size}");
         }
     }
