@@ -127,12 +127,14 @@ fn of_slots(state: &State) -> Vec<OfSlots> {
     let mut sum = OfSlots::default();
     all.push(sum);
     let mut fill = |end: usize, each: OfSlots| {
-        all.extend((all.len()..=end).map(|_| {
-            sum.holes += each.holes;
-            sum.busy += each.busy;
-            sum.empty += each.empty;
-            sum
-        }));
+        let (more, from) = ((end + 1).saturating_sub(all.len()), sum);
+        let after = |n: u64| OfSlots {
+            holes: from.holes + n * each.holes,
+            busy: from.busy + n * each.busy,
+            empty: from.empty + n * each.empty,
+        };
+        all.extend((0..more as u64).map(|i| after(i + 1)));
+        sum = after(more as u64);
     };
     let [holes, busy, empty] = [(1, 0, 0), (0, 1, 0), (0, 0, 1)].map(|n| OfSlots {
         holes: n.0,

@@ -24,6 +24,8 @@ pub(super) struct Mode {
     pub(super) young: bool,
     /// Movable pieces that are whole granules may be remapped elsewhere.
     shift: bool,
+    /// Only windows with holes: others are evacuated just the same without remapping.
+    holed: bool,
     /// The window has this length and stands at a multiple of it, and so does each piece that is
     /// copied at a multiple of its size class.
     pub(super) class: Option<u64>,
@@ -35,6 +37,7 @@ const NOTHING: Mode = Mode {
     copy: false,
     young: false,
     shift: false,
+    holed: false,
     class: None,
 };
 
@@ -60,6 +63,7 @@ impl Mode {
     pub(super) const MIXED: Self = Self {
         remap: true,
         copy: true,
+        holed: true,
         ..NOTHING
     };
     pub(super) const GROW: Self = Self {
@@ -126,6 +130,15 @@ struct Limit {
     maps: u64,
 }
 
+/// What copying the load of the window before came to: neighbours mostly have the same.
+#[derive(Default)]
+struct Known {
+    load: Load,
+    work: Nanos,
+    /// If nothing else is to be done.
+    least: Nanos,
+}
+
 impl Planner<'_> {
     /// Plans the cheapest windows of a mode until no other can be cheaper than the best so far; only
     /// such as take no longer than `most`.
@@ -153,8 +166,7 @@ impl Planner<'_> {
             }
         };
         self.work(spans.len());
-        // Neighbouring windows mostly have as many live bytes.
-        let mut known = (Load::default(), Nanos::ZERO);
+        let mut known = Known::default();
         let mut few: Vec<Candidate> = Vec::with_capacity(TRIES);
         for span in spans {
             let Some(one) = self.candidate(span, len, mode, &limit, &mut known) else {
@@ -250,20 +262,29 @@ impl Planner<'_> {
         len: u64,
         mode: Mode,
         limit: &Limit,
-        known: &mut (Load, Nanos),
+        known: &mut Known,
     ) -> Option<Candidate> {
         let (state, survey) = (self.state, self.survey());
         let at = span.at;
         let pieces = span.first..span.last;
         let holes = span.slots.holes;
-        if holes > limit.maps || (holes > 0 && !mode.remap && !mode.grow) {
-            return None;
+        let n = pieces.len() as u64;
+        match holes {
+            0 if mode.holed => return None,
+            1.. if !mode.remap && !mode.grow => return None,
+            _ => {}
         }
-        if !pieces.is_empty() && !mode.copy && !mode.shift {
+        // Each piece that is shifted is a granule at least.
+        let maps = match mode {
+            Mode { copy: true, .. } => holes,
+            Mode { shift: true, .. } => holes + n,
+            _ if n > 0 => return None,
+            _ => holes,
+        };
+        if maps > limit.maps {
             return None;
         }
         let live = survey.of_pieces(&pieces);
-        let n = pieces.len() as u64;
         let may_leave = match mode {
             Mode {
                 copy: true,
@@ -277,7 +298,8 @@ impl Planner<'_> {
             return None;
         }
         let shifts = if mode.copy { 0 } else { live.granules };
-        if holes + shifts > limit.maps {
+        let maps = holes + shifts;
+        if maps > limit.maps {
             return None;
         }
         // A piece that is shifted must leave its slots whole, which those at the edges may not.
@@ -292,18 +314,28 @@ impl Planner<'_> {
         } else {
             Load::default()
         };
-        let (pool, lacking) = self.supply(mode, holes + shifts, span.slots.empty);
-        if known.0 != load {
-            *known = (load, self.copying(&load));
+        if known.load != load {
+            let work = self.copying(&load);
+            let least = self.outline(&load, work, 0, 0, 0);
+            *known = Known { load, work, least };
         }
-        let mut work = known.1;
+        if maps == 0 {
+            return (known.least <= limit.time).then_some(Candidate {
+                at,
+                pieces,
+                least: known.least,
+                holes,
+            });
+        }
+        let (pool, lacking) = self.supply(mode, maps, span.slots.empty);
+        let mut work = known.work;
         if lacking > 0 {
             let slots = usize::try_from(lacking).ok();
             let slots = slots.filter(|_| mode.copy && mode.remap)?;
             let more = survey.clearable(state).bytes.get(slots)?;
             work = work.max(self.least_copy(load.small + load.bulk + more));
         }
-        let least = self.outline(&load, work, shifts, holes + shifts, pool);
+        let least = self.outline(&load, work, shifts, maps, pool);
         (least <= limit.time).then_some(Candidate {
             at,
             pieces,
