@@ -8,7 +8,7 @@ const TRIES: usize = 16;
 
 /// A stretch of mapped addresses without barriers: the pieces to slide, and where the free run starts
 /// and ends.
-struct Interval {
+pub(super) struct Interval {
     /// Indices of the pieces that move.
     first: usize,
     last: usize,
@@ -17,7 +17,7 @@ struct Interval {
     /// End of the last gap.
     high: u64,
     /// What these pieces come to.
-    load: Load,
+    pub(super) load: Load,
 }
 
 impl Planner<'_> {
@@ -43,7 +43,7 @@ impl Planner<'_> {
 
     /// No interval has fewer bytes to slide: the fewest between free runs that have `want` bytes in
     /// all, be these bytes live or not. `None` if there are no such runs.
-    fn least_between(&self, want: u64) -> Option<u64> {
+    pub(super) fn least_between(&self, want: u64) -> Option<u64> {
         let runs = &self.survey().runs;
         self.work(runs.len());
         let (mut end, mut free) = (0, 0);
@@ -61,7 +61,7 @@ impl Planner<'_> {
     }
 
     /// For every gap the shortest row of gaps from it on that has `want` bytes in all.
-    fn intervals(&self, want: u64) -> Vec<Interval> {
+    pub(super) fn intervals(&self, want: u64) -> Vec<Interval> {
         let mut found = Vec::new();
         for (low, high, pieces) in self.stretches() {
             // The gap before each piece of the stretch, and the one after the last.
@@ -134,7 +134,7 @@ impl Planner<'_> {
         stretches
     }
 
-    fn slide_within(&self, interval: &Interval, want: u64) -> Option<Found> {
+    pub(super) fn slide_within(&self, interval: &Interval, want: u64) -> Option<Found> {
         let pieces = &self.state.pieces[interval.first..interval.last];
         let mut moves: Vec<Move> = Vec::with_capacity(pieces.len());
         let mut cursor = interval.low;

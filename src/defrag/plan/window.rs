@@ -109,11 +109,17 @@ pub(super) struct Span {
     slots: OfSlots,
 }
 
+impl Span {
+    pub(super) const fn pieces(&self) -> Range<usize> {
+        self.first..self.last
+    }
+}
+
 /// A span that a mode allows, and the least that it can cost: in most cases exactly what it will.
-struct Candidate {
+pub(super) struct Candidate {
     at: u64,
     pieces: Range<usize>,
-    least: Nanos,
+    pub(super) least: Nanos,
     holes: u64,
 }
 
@@ -124,7 +130,7 @@ impl Candidate {
 }
 
 /// What a candidate may cost at most, and what that says of it before it is priced.
-struct Limit {
+pub(super) struct Limit {
     time: Nanos,
     /// Granules mapped: that many take so long by themselves.
     maps: u64,
@@ -132,7 +138,7 @@ struct Limit {
 
 /// What copying the load of the window before came to: neighbours mostly have the same.
 #[derive(Default)]
-struct Known {
+pub(super) struct Known {
     load: Load,
     work: Nanos,
     /// If nothing else is to be done.
@@ -190,7 +196,7 @@ impl Planner<'_> {
         }
     }
 
-    fn limit(&self, time: Nanos) -> Limit {
+    pub(super) fn limit(&self, time: Nanos) -> Limit {
         let maps = match time.0 {
             u64::MAX => u64::MAX,
             time => time / self.least_map().0.max(1),
@@ -199,7 +205,7 @@ impl Planner<'_> {
     }
 
     /// Where a window can start so that none in between is better: behind or before a piece or hole.
-    fn spans(&self, len: u64) -> &[Span] {
+    pub(super) fn spans(&self, len: u64) -> &[Span] {
         self.spans.get_or_init(|| {
             let state = self.state;
             let total = state.len();
@@ -256,7 +262,7 @@ impl Planner<'_> {
         spans
     }
 
-    fn candidate(
+    pub(super) fn candidate(
         &self,
         span: &Span,
         len: u64,
@@ -266,7 +272,7 @@ impl Planner<'_> {
     ) -> Option<Candidate> {
         let (state, survey) = (self.state, self.survey());
         let at = span.at;
-        let pieces = span.first..span.last;
+        let pieces = span.pieces();
         let holes = span.slots.holes;
         let n = pieces.len() as u64;
         match holes {
@@ -360,7 +366,7 @@ impl Planner<'_> {
         (pool, lacking - pool)
     }
 
-    fn window(&self, candidate: &Candidate, len: u64, mode: Mode) -> Option<Found> {
+    pub(super) fn window(&self, candidate: &Candidate, len: u64, mode: Mode) -> Option<Found> {
         let (state, at) = (self.state, candidate.at);
         let slots = state.touched(at, len);
         self.work(slots.len() + candidate.pieces.len());
