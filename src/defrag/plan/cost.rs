@@ -152,18 +152,20 @@ impl Planner<'_> {
         host.max(start + from(&self.table.copy, load.bulk) + from(&self.table.batch, load.small))
     }
 
-    /// The least of that for some pieces of the state of at least so many bytes in all.
+    /// The same for whatever pieces of the state of so many bytes or more.
     pub(super) fn least_slide_of(&self, bytes: u64) -> Nanos {
+        self.times(BOOKING, bytes.min(1)) + self.least_of_kind(bytes)
+    }
+
+    /// The device takes no less for whatever pieces of the state of so many bytes or more; zero if
+    /// there are such of both kinds, of which each takes its share.
+    pub(super) fn least_of_kind(&self, bytes: u64) -> Nanos {
         let all = self.survey().all();
-        let bulk = from(&self.table.copy, bytes);
-        let small = from(&self.table.batch, bytes);
-        let device = match (all.bulks, all.smalls) {
-            (_, 0) => bulk,
-            (0, _) => small,
-            // What is of both kinds takes both, each for its share.
-            _ => return Nanos::ZERO,
-        };
-        self.times(BOOKING, bytes.min(1)) + device
+        match (all.bulks, all.smalls) {
+            (_, 0) => from(&self.table.copy, bytes),
+            (0, _) => from(&self.table.batch, bytes),
+            _ => Nanos::ZERO,
+        }
     }
 
     pub(super) fn times(&self, time: Nanos, n: u64) -> Nanos {

@@ -339,7 +339,11 @@ impl Planner<'_> {
             let slots = usize::try_from(lacking).ok();
             let slots = slots.filter(|_| mode.copy && mode.remap)?;
             let more = survey.clearable(state).bytes.get(slots)?;
-            work = work.max(self.least_copy(load.small + load.bulk + more));
+            let closer = work.max(self.least_of_kind(load.bytes() + more));
+            if self.outline(&load, closer, shifts, maps, pool) > limit.time {
+                return None;
+            }
+            work = work.max(self.least_copy(load.bytes() + more));
         }
         let least = self.outline(&load, work, shifts, maps, pool);
         (least <= limit.time).then_some(Candidate {
