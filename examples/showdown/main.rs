@@ -190,6 +190,7 @@ fn run() -> Outcome {
     verdicts.iter().for_each(|line| println!("  {line}"));
     let all = output::Everything {
         machine: machine(&stage),
+        checked: stage.device.info().capabilities.data,
         table: &stage.table,
         rows: &rows,
         slowdown: &slow,

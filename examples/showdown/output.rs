@@ -122,7 +122,8 @@ impl Row {
         row
     }
 
-    pub fn json(&self) -> Value {
+    /// `checked` says whether there were bytes to check.
+    pub fn json(&self, checked: bool) -> Value {
         let time = |time: Option<Duration>| time.map(micros);
         json!({
             "group": self.case.group, "case": self.case.name, "strategy": self.strategy,
@@ -137,7 +138,7 @@ impl Row {
             "pointers_changed": self.pointers, "granules_remapped": self.remapped,
             "busy_caller_us": time(self.busy.map(|b| b.0)),
             "busy_stream_late_us": time(self.busy.map(|b| b.1)),
-            "verified": self.usable.is_some(), "why_not": self.why,
+            "verified": checked && self.usable.is_some(), "why_not": self.why,
         })
     }
 }
@@ -281,6 +282,8 @@ pub fn rivals(all: &[Rival]) -> String {
 /// Everything that was measured.
 pub struct Everything<'a> {
     pub machine: String,
+    /// Whether there were bytes to check.
+    pub checked: bool,
     pub table: &'a CostTable,
     pub rows: &'a [Row],
     pub slowdown: &'a [Slow],
@@ -293,7 +296,7 @@ impl Everything<'_> {
         json!({
             "machine": self.machine,
             "costs": self.table.to_string().lines().collect::<Vec<_>>(),
-            "cases": self.rows.iter().map(Row::json).collect::<Vec<_>>(),
+            "cases": self.rows.iter().map(|row| row.json(self.checked)).collect::<Vec<_>>(),
             "slowdown": self.slowdown.iter().map(Slow::json).collect::<Vec<_>>(),
             "rivals": self.rivals.iter().map(|r| r.all.clone()).collect::<Vec<_>>(),
             "verdicts": self.verdicts,
