@@ -189,6 +189,7 @@ impl Planner<'_> {
         maps: u64,
         pool: u64,
     ) -> Nanos {
+        self.priced.set(self.priced.get() + 1);
         let mut host = self.times(BOOKING, load.pieces());
         let device_free = if work == Nanos::ZERO {
             Nanos::ZERO

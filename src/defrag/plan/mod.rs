@@ -256,6 +256,8 @@ struct Planner<'a> {
     spans: OnceCell<Vec<Span>>,
     /// Pieces, slots and windows that were looked at, for the test that it stays near linear.
     looked_at: Cell<usize>,
+    /// Windows whose price was worked out, for the test that few are.
+    priced: Cell<usize>,
 }
 
 impl<'a> Planner<'a> {
@@ -267,6 +269,7 @@ impl<'a> Planner<'a> {
             survey: OnceCell::new(),
             spans: OnceCell::new(),
             looked_at: Cell::new(0),
+            priced: Cell::new(0),
         }
     }
 

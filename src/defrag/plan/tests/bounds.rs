@@ -100,6 +100,28 @@ const MODES: [Mode; 8] = [
     Mode::ALL,
 ];
 
+#[test]
+fn hybrid_prices_few_windows_where_small_pieces_are_copied() {
+    let (table, lazy) = (CostTable::default(), Lazy::default());
+    let priced = |state: &State, strategy, want| {
+        let planner = Planner::new(state, &table);
+        let found = planner.by(strategy, want, &lazy).unwrap();
+        (planner.priced.get(), found.time())
+    };
+    for piece in [2 * MIB, 4 * MIB] {
+        for n in [256, 2048] {
+            let state = checkerboard(piece, piece, n);
+            let alone = priced(&state, Strategy::Evacuate, n * piece);
+            let hybrid = priced(&state, Strategy::Hybrid, n * piece);
+            assert_eq!(hybrid.1, alone.1);
+            assert!(
+                hybrid.0 <= alone.0 + n as usize / 16,
+                "{hybrid:?} {alone:?}"
+            );
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
 
