@@ -34,6 +34,7 @@ fn main() {
     planning(&mut criterion);
     let rig = must(Rig::open());
     plan_rows(&rig);
+    plan_by_size(&rig);
     asking(&mut criterion, &rig);
     criterion.final_summary();
     rig.print();
@@ -114,6 +115,70 @@ fn plan_rows(rig: &Rig) {
             }
             let case = format!("planning alone, {pieces} pieces of 2 MiB, every other one live");
             rig.row(&case, strategy.name(), samples, format!("{steps} steps"));
+        }
+    }
+}
+
+/// What an H200 measured of itself, so that planning can be timed on any machine.
+const H200: &str = "\
+create 2097152 8000\ncreate 8388608 8200\ncreate 33554432 8300\n\
+create 268435456 10000\ncreate 1073741824 15900\ncreate 4294967296 35300\n\
+map 2097152 1280\nmap 8388608 980\nmap 33554432 1140\n\
+map 268435456 1330\nmap 1073741824 1550\nmap 4294967296 2640\n\
+set_access 2097152 23900\nset_access 8388608 20600\nset_access 33554432 35900\n\
+set_access 268435456 41300\nset_access 1073741824 67400\nset_access 4294967296 160200\n\
+unmap 2097152 16000\nunmap 8388608 15000\nunmap 33554432 22100\n\
+unmap 268435456 26600\nunmap 1073741824 32300\nunmap 4294967296 95600\n\
+copy 2097152 12000\ncopy 8388608 12800\ncopy 33554432 26500\n\
+copy 268435456 153200\ncopy 1073741824 570200\ncopy 4294967296 2258800\n\
+batch 2097152 13600\nbatch 8388608 14500\nbatch 33554432 29000\n\
+batch 268435456 169600\nbatch 1073741824 632500\nbatch 4294967296 2479700\n\
+launch 5584\nkernel 2000";
+
+/// A heap that the showdown asks a block of, as the planner sees it: half of the pieces free, every
+/// other one, the upper half young, three times as many addresses behind, and as much in the pool.
+fn half_free(piece: u64) -> (State, u64) {
+    let pieces = (4 * GIB / piece).clamp(32, 512);
+    let n = usize::try_from(pieces).unwrap_or(0);
+    let mut state = checkerboard(piece, piece, pieces / 2);
+    state.slots.resize(4 * n, Slot::Hole);
+    let young = state.pieces.iter_mut().skip(n / 4);
+    young.for_each(|piece| piece.young = true);
+    state.idle = pieces / 2;
+    (state, pieces / 2 * piece)
+}
+
+/// Planning alone, for heaps of the showdown: what each strategy adds to its driver calls and copies.
+fn plan_by_size(rig: &Rig) {
+    let table: CostTable = must(H200.parse().map_err(Into::into));
+    let lazy = Lazy {
+        interval: Duration::ZERO,
+        ..Lazy::default()
+    };
+    for size in [2, 4, 8, 64, 256] {
+        let (state, want) = half_free(size * MIB);
+        for strategy in Strategy::ALL {
+            let mut samples = Vec::new();
+            let mut last = None;
+            for _ in 0..500 {
+                let start = Instant::now();
+                let made = plan(black_box(&state), strategy, want, &table, &lazy);
+                samples.push(start.elapsed());
+                last = made.ok();
+            }
+            let fastest = samples.iter().min().copied().unwrap_or_default();
+            let predicted = last.map_or(Duration::ZERO, |p| p.predicted.until_usable.into());
+            let live = state.pieces.len();
+            let case = format!(
+                "planning alone, {live} live of {}, half free",
+                Bytes(size * MIB)
+            );
+            let note = format!(
+                "fastest {}, predicted {}",
+                support::show(fastest),
+                support::show(predicted)
+            );
+            rig.row(&case, strategy.name(), samples, note);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use granule::defrag::{Age, MovableBlock, MovableConfig, MovableHeap, Report, Strategy};
 use granule::driver::Kernel;
 use granule::driver::cost::CostTable;
+use granule::driver::sim::SimDriver;
 use granule::units::{MIB, VaRange};
 use granule::{Device, Policy, Pool, PoolConfig, Stream, Tensor};
 
@@ -255,20 +256,26 @@ impl Scene {
         calls: &dyn Fn() -> u64,
     ) -> Outcome<Sample> {
         let before = calls();
-        let start = Instant::now();
+        let clock = Clock::start(self.stream.device());
         let made = self
             .heap
             .alloc_by(strategy, self.want, Age::Old, &self.stream);
-        let host = start.elapsed();
+        let host = clock.elapsed();
         self.stream.synchronize()?;
-        let usable = start.elapsed();
+        let usable = clock.elapsed();
         // Without the synchronization just made.
         let driver_calls = (calls() - before).saturating_sub(1);
         let (block, report) = made?;
         let report = report.ok_or("nothing was fragmented")?;
-        let start = Instant::now();
+        // The sim's clock stands still while the host plans.
+        let planning = match clock.is_real() {
+            true => Duration::ZERO,
+            false => report.planning,
+        };
+        let [host, usable] = [host, usable].map(|time| time + planning);
+        let clock = Clock::start(self.stream.device());
         self.heap.settle()?;
-        let later = start.elapsed();
+        let later = clock.elapsed();
         {
             let guard = block.access(&self.stream)?;
             let words = words(guard.range()).ok_or("an empty block")?;
@@ -298,6 +305,32 @@ impl Scene {
             0 => Ok(()),
             wrong => Err(format!("{wrong} words differ").into()),
         }
+    }
+}
+
+/// Real time, or the sim's.
+enum Clock<'a> {
+    Real(Instant),
+    Sim(&'a SimDriver, Duration),
+}
+
+impl<'a> Clock<'a> {
+    fn start(device: &'a Device) -> Self {
+        match device.driver().as_any().downcast_ref::<SimDriver>() {
+            Some(sim) => Self::Sim(sim, sim.now().into()),
+            None => Self::Real(Instant::now()),
+        }
+    }
+
+    fn elapsed(&self) -> Duration {
+        match self {
+            Self::Real(start) => start.elapsed(),
+            Self::Sim(sim, start) => Duration::from(sim.now()).saturating_sub(*start),
+        }
+    }
+
+    fn is_real(&self) -> bool {
+        matches!(self, Self::Real(_))
     }
 }
 

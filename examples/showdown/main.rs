@@ -14,6 +14,9 @@
 //!   --quick           fewer cases
 //! ```
 //!
+//! With `GRANULE_DRIVER=sim` nothing is copied and nothing checked: calls and copies take what `--costs`, or
+//! else the table of an H200, says, and planning what it takes on this machine at the least.
+//!
 //! On a GPU of 140 GiB it takes some two minutes and 96 GiB. Every live byte and the new block are
 //! checked after each measurement, on the device.
 
@@ -37,6 +40,7 @@ use std::time::{Duration, Instant};
 use granule::defrag::Strategy;
 use granule::driver::cost::CostTable;
 use granule::driver::record::RecordDriver;
+use granule::driver::sim::SimConfig;
 use granule::driver::{DriverKind, Kernel, MeasureConfig};
 use granule::units::{GIB, MIB};
 use granule::{Device, Stream};
@@ -63,22 +67,25 @@ struct Stage {
 
 impl Stage {
     fn open() -> Outcome<Self> {
-        let inner = support::open()?;
+        let inner = match std::env::var("GRANULE_DRIVER").as_deref() {
+            Ok("sim") => simulated()?,
+            _ => support::open()?,
+        };
         let record = Arc::new(RecordDriver::new(inner.driver().clone()));
         let device = Device::from_driver(record.clone());
         let stream = device.create_stream()?;
         let quick = std::env::args().any(|argument| argument == "--quick");
-        let is_cuda = device.kind() == DriverKind::Cuda;
+        let is_host = device.kind() == DriverKind::Host;
         let reps = match option("--reps")? {
             Some(text) => text.parse().map_err(|_| "--reps needs a number")?,
-            None if is_cuda && !quick => 9,
+            None if !is_host && !quick => 9,
             None => 3,
         };
         ensure!(reps > 0, "--reps needs a number above 0");
         let free = device.memory_info()?.free;
-        let most = match is_cuda {
-            true => (free / 10 * 7).min(100 * GIB),
-            false => (free / 3).min(96 * MIB),
+        let most = match is_host {
+            true => (free / 3).min(96 * MIB),
+            false => (free / 10 * 7).min(100 * GIB),
         };
         let table = costs(&device)?;
         Ok(Self {
@@ -96,6 +103,24 @@ impl Stage {
     pub fn is_cuda(&self) -> bool {
         self.device.kind() == DriverKind::Cuda
     }
+
+    pub fn is_sim(&self) -> bool {
+        self.device.kind() == DriverKind::Sim
+    }
+
+    /// Where memory is this machine's, and slow to touch first.
+    pub fn is_host(&self) -> bool {
+        self.device.kind() == DriverKind::Host
+    }
+}
+
+/// A device that takes what a table says.
+fn simulated() -> Outcome<Device> {
+    let mut config = SimConfig::default();
+    if let Some(path) = option("--costs")? {
+        config.cost = std::fs::read_to_string(path)?.parse()?;
+    }
+    Ok(Device::sim(config)?)
 }
 
 /// The table from a file, or measured now.
@@ -119,7 +144,7 @@ fn costs(device: &Device) -> Outcome<CostTable> {
 fn run() -> Outcome {
     let start = Instant::now();
     let mut stage = Stage::open()?;
-    if !stage.is_cuda() {
+    if stage.is_host() {
         println!(
             "These are figures of the host driver: pages of this machine, copied by its processor. \
              They show that everything works, and say nothing about a GPU."
@@ -143,8 +168,11 @@ fn run() -> Outcome {
         }
         rows.extend(more);
     }
-    let slow = slowdown::measure(&mut stage)?;
-    print!("{}", output::slowdown(&slow));
+    let mut slow = Vec::new();
+    if !stage.is_sim() {
+        slow = slowdown::measure(&mut stage)?;
+        print!("{}", output::slowdown(&slow));
+    }
     let rivals = match option("--rivals")? {
         Some(path) => output::read_rivals(&path)?,
         None => Vec::new(),
@@ -152,18 +180,17 @@ fn run() -> Outcome {
     if !rivals.is_empty() {
         print!("{}", output::rivals(&rivals));
     }
-    let verdicts = output::verdicts(&rows, &slow, stage.is_cuda());
-    println!(
-        "\nAgainst the goals{}:",
-        if stage.is_cuda() {
-            ""
-        } else {
-            " (host figures!)"
-        }
-    );
+    let verdicts = output::verdicts(&rows, &slow, stage.device.kind());
+    let whose = match stage.device.kind() {
+        DriverKind::Cuda => "",
+        DriverKind::Sim => " (by a table!)",
+        DriverKind::Host => " (host figures!)",
+    };
+    println!("\nAgainst the goals{whose}:");
     verdicts.iter().for_each(|line| println!("  {line}"));
     let all = output::Everything {
         machine: machine(&stage),
+        checked: stage.device.info().capabilities.data,
         table: &stage.table,
         rows: &rows,
         slowdown: &slow,
@@ -178,7 +205,13 @@ fn run() -> Outcome {
         std::fs::write(&path, html::page(&all)?)?;
         println!("written: {path}");
     }
-    println!("All checks passed, in {}.", show(start.elapsed()));
+    match stage.device.info().capabilities.data {
+        true => println!("All checks passed, in {}.", show(start.elapsed())),
+        false => println!(
+            "Done in {}; the sim has no bytes to check.",
+            show(start.elapsed())
+        ),
+    }
     Ok(())
 }
 
@@ -206,14 +239,14 @@ fn support_options(name: &str) -> Outcome<Vec<String>> {
 
 /// The cases, with what they are about.
 fn layouts(stage: &Stage) -> Vec<(Case, Layout)> {
-    let sizes: Vec<u64> = match (stage.is_cuda(), stage.quick) {
+    let sizes: Vec<u64> = match (!stage.is_host(), stage.quick) {
         (true, false) => (1..=12).map(|log| MIB << log).collect(),
         (true, true) => [2, 32, 256, 1024].map(|n| n * MIB).to_vec(),
         _ => [2, 4].map(|n| n * MIB).to_vec(),
     };
     let pieces = |piece: u64| {
         let most = stage.most / piece * 2 / 3;
-        let wanted = match stage.is_cuda() {
+        let wanted = match !stage.is_host() {
             true => (4 * GIB / piece).clamp(32, 512),
             false => 16,
         };
@@ -230,13 +263,13 @@ fn layouts(stage: &Stage) -> Vec<(Case, Layout)> {
     for piece in &sizes {
         add("half free", Layout::halved(*piece, pieces(*piece)));
     }
-    let some: &[u64] = match (stage.is_cuda(), stage.quick) {
+    let some: &[u64] = match (!stage.is_host(), stage.quick) {
         (true, false) => &[2 * MIB, 32 * MIB, 256 * MIB, GIB],
         (true, true) => &[256 * MIB],
         _ => &[2 * MIB],
     };
     for piece in some {
-        let occupancies: &[u64] = if stage.is_cuda() {
+        let occupancies: &[u64] = if !stage.is_host() {
             &[250, 750, 900]
         } else {
             &[750]
@@ -248,7 +281,7 @@ fn layouts(stage: &Stage) -> Vec<(Case, Layout)> {
             };
             add("other occupancies", layout);
         }
-        for seed in 1..=if stage.is_cuda() { 2 } else { 1 } {
+        for seed in 1..=if !stage.is_host() { 2 } else { 1 } {
             let layout = Layout {
                 pattern: Pattern::Random(seed),
                 ..Layout::halved(*piece, pieces(*piece))
@@ -257,7 +290,7 @@ fn layouts(stage: &Stage) -> Vec<(Case, Layout)> {
         }
     }
     // Pieces that share granules: no granule is empty, so nothing can be remapped as it is.
-    let shared: &[(u64, u64)] = match stage.is_cuda() {
+    let shared: &[(u64, u64)] = match !stage.is_host() {
         true => &[(2, 32), (8, 256), (64, 256), (256, 1024)],
         false => &[(2, 4)],
     };
@@ -281,23 +314,29 @@ fn case_rows(stage: &mut Stage, case: &Case, layout: &Layout) -> Outcome<Vec<Row
         let spare = budget - layout.bytes();
         all.heap.grow(spare, &stage.stream)?;
     }
-    let mut rows = Vec::new();
-    for strategy in Strategy::ALL {
-        let mut samples = Vec::new();
-        let mut why = None;
-        for _ in 0..stage.reps {
+    let mut all = Strategy::ALL.map(|strategy| (strategy, Vec::new(), None));
+    // In turns, so that what the machine does meanwhile befalls all of them.
+    for _ in 0..stage.reps {
+        for (strategy, samples, why) in all.iter_mut().filter(|one| one.2.is_none()) {
             let scene = Scene::build(&pool, &stage.stream, layout, &stage.table, &stage.checker)?;
-            match ask(stage, &scene, strategy)? {
+            match ask(stage, &scene, *strategy)? {
                 Ok(sample) => samples.push(sample),
-                Err(error) => {
-                    why = Some(error);
-                    break;
-                }
+                Err(error) => *why = Some(error),
             }
+        }
+    }
+    let mut rows = Vec::new();
+    for (strategy, mut samples, why) in all {
+        if stage.is_sim() {
+            // They differ only by what disturbed the planner.
+            samples.sort_by_key(|sample| sample.usable);
+            samples.truncate(1);
         }
         rows.push(Row::of(case, strategy.name(), &samples, why));
     }
-    if layout.permille == 500 && layout.pattern == Pattern::Even && layout.granule == layout.piece {
+    let is_main =
+        layout.permille == 500 && layout.pattern == Pattern::Even && layout.granule == layout.piece;
+    if is_main && !stage.is_sim() {
         busy(stage, &pool, layout, &mut rows)?;
     }
     drop(pool);

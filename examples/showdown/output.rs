@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use granule::driver::DriverKind;
 use granule::driver::cost::CostTable;
 use granule::units::{Bytes, GIB, MIB};
 use serde_json::{Value, json};
@@ -63,6 +64,8 @@ pub struct Row {
     pub host: Option<Duration>,
     pub later: Option<Duration>,
     pub predicted: Option<Duration>,
+    /// Of the caller's time.
+    pub planning: Option<Duration>,
     pub copied: u64,
     pub calls: u64,
     pub extra: u64,
@@ -84,6 +87,7 @@ impl Row {
             host: None,
             later: None,
             predicted: None,
+            planning: None,
             copied: 0,
             calls: 0,
             extra: 0,
@@ -109,6 +113,7 @@ impl Row {
         row.host = of(&|s| s.host);
         row.later = of(&|s| s.later);
         row.predicted = of(&|s| s.report.predicted.until_usable.into());
+        row.planning = of(&|s| s.report.planning);
         row.copied = last.report.bytes_copied;
         row.calls = last.driver_calls;
         row.extra = last.report.extra_memory;
@@ -117,7 +122,8 @@ impl Row {
         row
     }
 
-    pub fn json(&self) -> Value {
+    /// `checked` says whether there were bytes to check.
+    pub fn json(&self, checked: bool) -> Value {
         let time = |time: Option<Duration>| time.map(micros);
         json!({
             "group": self.case.group, "case": self.case.name, "strategy": self.strategy,
@@ -126,12 +132,13 @@ impl Row {
             "wanted_bytes": self.case.want, "runs": self.runs,
             "usable_us": time(self.usable), "usable_fastest_us": time(self.fastest),
             "caller_us": time(self.host), "unmapped_later_us": time(self.later),
-            "predicted_us": time(self.predicted), "bytes_copied": self.copied,
+            "predicted_us": time(self.predicted), "planning_us": time(self.planning),
+            "bytes_copied": self.copied,
             "driver_calls": self.calls, "extra_memory": self.extra,
             "pointers_changed": self.pointers, "granules_remapped": self.remapped,
             "busy_caller_us": time(self.busy.map(|b| b.0)),
             "busy_stream_late_us": time(self.busy.map(|b| b.1)),
-            "verified": self.usable.is_some(), "why_not": self.why,
+            "verified": checked && self.usable.is_some(), "why_not": self.why,
         })
     }
 }
@@ -153,7 +160,7 @@ pub fn table(case: &Case, rows: &[Row]) -> String {
         case.name,
         Bytes(case.want)
     );
-    let head = "strategy               |   usable | predicted | caller   | unmap later | copied    | calls | extra     | pointers | busy: caller, stream late";
+    let head = "strategy               |   usable | predicted | planning | caller   | unmap later | copied    | calls | extra     | pointers | busy: caller, stream late";
     let _ = writeln!(text, "{head}\n{}", "-".repeat(head.len()));
     for row in rows {
         if let (None, Some(why)) = (row.usable, &row.why) {
@@ -165,10 +172,11 @@ pub fn table(case: &Case, rows: &[Row]) -> String {
         });
         let _ = writeln!(
             text,
-            "{:<22} | {:>8} | {:>9} | {:>8} | {:>11} | {:>9} | {:>5} | {:>9} | {:>8} | {busy}",
+            "{:<22} | {:>8} | {:>9} | {:>8} | {:>8} | {:>11} | {:>9} | {:>5} | {:>9} | {:>8} | {busy}",
             row.strategy,
             shown(row.usable),
             shown(row.predicted),
+            shown(row.planning),
             shown(row.host),
             shown(row.later),
             Bytes(row.copied).to_string(),
@@ -274,6 +282,8 @@ pub fn rivals(all: &[Rival]) -> String {
 /// Everything that was measured.
 pub struct Everything<'a> {
     pub machine: String,
+    /// Whether there were bytes to check.
+    pub checked: bool,
     pub table: &'a CostTable,
     pub rows: &'a [Row],
     pub slowdown: &'a [Slow],
@@ -286,7 +296,7 @@ impl Everything<'_> {
         json!({
             "machine": self.machine,
             "costs": self.table.to_string().lines().collect::<Vec<_>>(),
-            "cases": self.rows.iter().map(Row::json).collect::<Vec<_>>(),
+            "cases": self.rows.iter().map(|row| row.json(self.checked)).collect::<Vec<_>>(),
             "slowdown": self.slowdown.iter().map(Slow::json).collect::<Vec<_>>(),
             "rivals": self.rivals.iter().map(|r| r.all.clone()).collect::<Vec<_>>(),
             "verdicts": self.verdicts,
@@ -303,9 +313,9 @@ pub fn time_of(rows: &[Row], piece: u64, strategy: &str) -> Option<f64> {
 }
 
 /// How the figures stand against what was set out to be reached.
-pub fn verdicts(rows: &[Row], slow: &[Slow], is_cuda: bool) -> Vec<String> {
+pub fn verdicts(rows: &[Row], slow: &[Slow], kind: DriverKind) -> Vec<String> {
     let mut lines = Vec::new();
-    let reached = |yes: bool| match (is_cuda, yes) {
+    let reached = |yes: bool| match (kind != DriverKind::Host, yes) {
         (false, _) => "set for a GPU",
         (true, true) => "reached",
         (true, false) => "MISSED",
@@ -386,8 +396,14 @@ pub fn verdicts(rows: &[Row], slow: &[Slow], is_cuda: bool) -> Vec<String> {
             reached(best.percent < 3.0)
         ));
     }
-    if !is_cuda {
-        lines.push("all of this on the host driver, for which no goals were set".to_owned());
+    match kind {
+        DriverKind::Cuda => {}
+        DriverKind::Sim => {
+            lines.push("all of this by a table, with planning as it is here".to_owned())
+        }
+        DriverKind::Host => {
+            lines.push("all of this on the host driver, for which no goals were set".to_owned());
+        }
     }
     lines
 }

@@ -233,12 +233,14 @@ impl CopyPart {
         };
         // Sweep over all ranges by address: a target must not overlap its neighbours.
         let mut ranges = Vec::with_capacity(parts.len() * 2);
-        for part in parts.iter().filter(|part| !part.src.is_empty()) {
+        let some = || parts.iter().filter(|part| !part.src.is_empty());
+        for part in some() {
             let target = part.target();
             ranges.push((target.ok_or(refused(part.dst, part.src.len()))?, true));
-            ranges.push((part.src, false));
         }
-        ranges.sort_unstable_by_key(|(range, _)| range.start());
+        ranges.extend(some().map(|part| (part.src, false)));
+        // Mostly both ascend, which this sort makes use of.
+        ranges.sort_by_key(|(range, _)| range.start());
         let (mut written, mut read) = (Va::default(), Va::default());
         for (range, is_target) in ranges {
             let clash = range.start() < written || (is_target && range.start() < read);

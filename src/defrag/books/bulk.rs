@@ -97,11 +97,18 @@ impl Books {
                 old.push((block.offset, block.len));
                 new.push((one.to, one.id));
                 block.offset = one.to;
-                self.held.remove(&one.to);
             }
         }
         old.sort_unstable();
         new.sort_unstable();
+        let mut taken = new.iter().peekable();
+        let held = std::mem::take(&mut self.held).into_iter();
+        self.held = held
+            .filter(|(at, _)| {
+                while taken.next_if(|new| new.0 < *at).is_some() {}
+                taken.next_if(|new| new.0 == *at).is_none()
+            })
+            .collect();
         // A new place was free, so it is nobody's old one.
         let mut leaving = old.iter().peekable();
         let mut stay: Vec<(u64, u64)> = std::mem::take(&mut self.by_place).into_iter().collect();

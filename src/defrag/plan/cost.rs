@@ -1,7 +1,7 @@
 //! What steps cost by the table.
 
-use super::{Planner, Source, Step};
-use crate::driver::cost::Nanos;
+use super::{Planner, Source, State, Step};
+use crate::driver::cost::{CostTable, Curve, Nanos};
 use crate::units::MIB;
 
 /// Blocks of at least this many bytes are copied by a call each, which reaches full bandwidth; the
@@ -52,6 +52,20 @@ impl Load {
         }
     }
 
+    pub(super) fn remove(&mut self, len: u64) {
+        if len >= BULK {
+            self.bulk -= len;
+            self.bulks -= 1;
+        } else {
+            self.small -= len;
+            self.smalls -= 1;
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bulk + self.small
+    }
+
     pub(super) fn since(&self, before: &Self) -> Self {
         Self {
             bulk: self.bulk - before.bulk,
@@ -62,7 +76,7 @@ impl Load {
     }
 
     fn is_empty(&self) -> bool {
-        self.bulk + self.small == 0
+        self.bytes() == 0
     }
 
     fn pieces(&self) -> u64 {
@@ -96,14 +110,29 @@ pub struct Prediction {
     pub extra_memory: u64,
 }
 
-impl Planner<'_> {
-    /// Time to make one granule usable at another address.
-    pub(super) fn open(&self) -> Nanos {
-        self.table.open(self.state.granule, self.state.peers)
-    }
+/// What is done to one granule costs: the same all over a state.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Calls {
+    /// Making it usable at another address.
+    open: Nanos,
+    close: Nanos,
+    create: Nanos,
+}
 
-    fn close(&self) -> Nanos {
-        self.table.close(self.state.granule, self.state.peers)
+impl Calls {
+    pub(super) fn new(state: &State, table: &CostTable) -> Self {
+        Self {
+            open: table.open(state.granule, state.peers),
+            close: table.close(state.granule, state.peers),
+            create: table.create(state.granule),
+        }
+    }
+}
+
+impl Planner<'_> {
+    /// Mapping one granule takes no less, wherever it comes from.
+    pub(super) fn least_map(&self) -> Nanos {
+        self.calls.open + BOOKING
     }
 
     /// No copying of that many bytes takes less.
@@ -114,14 +143,29 @@ impl Planner<'_> {
         }
     }
 
-    /// No copying of so many blocks of that many bytes in all takes less, in however many steps.
-    pub(super) fn least_slide(&self, bytes: u64, moves: u64) -> Nanos {
-        let launches = match bytes {
-            0 => 0,
-            _ => moves.div_ceil(BATCH_PARTS),
-        };
-        let host = self.times(BOOKING, moves) + self.times(self.table.launch, launches);
-        host.max(self.least_copy(bytes))
+    /// No copying of these blocks takes less, in however many steps, and by way of whatever other
+    /// places.
+    pub(super) fn least_slide(&self, load: &Load) -> Nanos {
+        let host = self.times(BOOKING, load.pieces()) + self.times(self.table.launch, load.calls());
+        // The device starts when a first block is booked.
+        let start = self.times(BOOKING, load.pieces().min(1));
+        host.max(start + from(&self.table.copy, load.bulk) + from(&self.table.batch, load.small))
+    }
+
+    /// The same for whatever pieces of the state of so many bytes or more.
+    pub(super) fn least_slide_of(&self, bytes: u64) -> Nanos {
+        self.times(BOOKING, bytes.min(1)) + self.least_of_kind(bytes)
+    }
+
+    /// The device takes no less for whatever pieces of the state of so many bytes or more; zero if
+    /// there are such of both kinds, of which each takes its share.
+    pub(super) fn least_of_kind(&self, bytes: u64) -> Nanos {
+        let all = self.survey().all();
+        match (all.bulks, all.smalls) {
+            (_, 0) => from(&self.table.copy, bytes),
+            (0, _) => from(&self.table.batch, bytes),
+            _ => Nanos::ZERO,
+        }
     }
 
     pub(super) fn times(&self, time: Nanos, n: u64) -> Nanos {
@@ -131,7 +175,7 @@ impl Planner<'_> {
     /// What so many granules cost to come from the pool.
     fn fetched(&self, n: u64) -> Nanos {
         let created = n.saturating_sub(self.state.idle);
-        self.times(self.table.create(self.state.granule), created)
+        self.times(self.calls.create, created)
     }
 
     /// What [`predict`](Self::predict) says of a window without planning it: a load that takes the
@@ -145,6 +189,7 @@ impl Planner<'_> {
         maps: u64,
         pool: u64,
     ) -> Nanos {
+        self.priced.set(self.priced.get() + 1);
         let mut host = self.times(BOOKING, load.pieces());
         let device_free = if work == Nanos::ZERO {
             Nanos::ZERO
@@ -153,10 +198,11 @@ impl Planner<'_> {
         };
         host += self.times(self.table.launch, load.calls());
         if shifts > 0 {
-            host += self.times(self.open() + self.close(), shifts) + self.times(BOOKING, shifts);
+            host += self.times(self.calls.open + self.calls.close, shifts)
+                + self.times(BOOKING, shifts);
         }
         if maps > 0 {
-            let calls = self.fetched(pool) + self.times(self.open(), maps);
+            let calls = self.fetched(pool) + self.times(self.calls.open, maps);
             host = beside(host + self.times(BOOKING, maps), device_free, calls);
         }
         host.max(device_free)
@@ -191,24 +237,24 @@ impl Planner<'_> {
                     let from_pool = from_pool.count() as u64;
                     let fetching = self.fetched(pool + from_pool).since(self.fetched(pool));
                     pool += from_pool;
-                    let calls = fetching + self.times(self.open(), n);
+                    let calls = fetching + self.times(self.calls.open, n);
                     let booked = sum.host + self.times(BOOKING, n);
                     sum.host = beside(booked, device_free, calls);
-                    sum.later += self.times(self.close(), n - from_pool);
+                    sum.later += self.times(self.calls.close, n - from_pool);
                     sum.remapped += n;
                 }
                 Step::Shift(moves) => {
                     let slots = moves.iter().map(|one| one.len / self.state.granule).sum();
-                    sum.host += self.times(self.open() + BOOKING, slots);
+                    sum.host += self.times(self.calls.open + BOOKING, slots);
                     sum.remapped += slots;
                     sum.pointers_changed += moves.len() as u64;
                 }
                 Step::Vacate(slots) => {
-                    sum.host += self.times(self.close(), slots.len() as u64);
+                    sum.host += self.times(self.calls.close, slots.len() as u64);
                 }
             }
         }
-        sum.bytes_copied = copied.bulk + copied.small;
+        sum.bytes_copied = copied.bytes();
         sum.extra_memory = pool.saturating_mul(self.state.granule);
         sum.until_usable = sum.host.max(device_free);
         sum
@@ -223,6 +269,17 @@ impl Planner<'_> {
         some(load.bulk, &|bytes| self.table.copy(bytes))
             + some(load.small, &|bytes| self.table.copy_batch(bytes))
     }
+}
+
+/// The least time for that many bytes or more: what was measured need not ascend. None for none.
+fn from(curve: &Curve, bytes: u64) -> Nanos {
+    if bytes == 0 {
+        return Nanos::ZERO;
+    }
+    let longer = curve.points().iter().filter(|point| point.0 > bytes);
+    longer
+        .map(|point| point.1)
+        .fold(curve.at(bytes), Nanos::min)
 }
 
 /// When driver calls are done that take `calls` alone and start at `host`, if the device copies until

@@ -8,8 +8,10 @@ use std::time::Duration;
 use crate::driver::cost::{CostTable, Nanos};
 
 mod cost;
+mod places;
 mod slide;
 mod state;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -17,7 +19,9 @@ mod window;
 pub use cost::{BATCH_PARTS, BULK, Prediction};
 pub use state::{Piece, Slot, State};
 
-use window::{Mode, Span, Survey};
+use cost::Calls;
+use survey::Survey;
+use window::{Mode, Span};
 
 /// A way to make free memory contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -245,22 +249,27 @@ const MIX_PERMILLE: u64 = 900;
 struct Planner<'a> {
     state: &'a State,
     table: &'a CostTable,
+    calls: Calls,
     /// Of the state, once a window is looked at.
     survey: OnceCell<Survey>,
     /// Windows of the length wanted.
     spans: OnceCell<Vec<Span>>,
     /// Pieces, slots and windows that were looked at, for the test that it stays near linear.
     looked_at: Cell<usize>,
+    /// Windows whose price was worked out, for the test that few are.
+    priced: Cell<usize>,
 }
 
 impl<'a> Planner<'a> {
-    const fn new(state: &'a State, table: &'a CostTable) -> Self {
+    fn new(state: &'a State, table: &'a CostTable) -> Self {
         Self {
             state,
             table,
+            calls: Calls::new(state, table),
             survey: OnceCell::new(),
             spans: OnceCell::new(),
             looked_at: Cell::new(0),
+            priced: Cell::new(0),
         }
     }
 
@@ -307,46 +316,48 @@ impl Planner<'_> {
         let mut best = None;
         match strategy {
             Strategy::Remap => {
-                self.windows(want, &[Mode::REMAP], &mut best, None);
+                self.windows(want, Mode::REMAP, &mut best, None);
                 if best.is_none() {
-                    self.windows(want, &[Mode::SHIFT], &mut best, None);
+                    self.windows(want, Mode::SHIFT, &mut best, None);
                 }
             }
             Strategy::Compact => self.slide(want, &mut best),
             Strategy::Evacuate => {
-                self.windows(want, &[Mode::EVACUATE], &mut best, None);
+                self.windows(want, Mode::EVACUATE, &mut best, None);
             }
             Strategy::Generational => {
-                self.windows(want, &[Mode::MINOR], &mut best, None);
+                self.windows(want, Mode::MINOR, &mut best, None);
                 if best.is_none() {
                     self.slide(want, &mut best);
                 }
             }
             Strategy::Buddy | Strategy::LazyBuddy => {
                 let class = want.checked_next_power_of_two()?;
-                self.windows(want, &[Mode::buddy(class, false)], &mut best, None);
+                self.windows(want, Mode::buddy(class, false), &mut best, None);
                 if best.is_none() && strategy == Strategy::LazyBuddy && lazy.is_due(self.state) {
-                    self.windows(want, &[Mode::buddy(class, true)], &mut best, None);
+                    self.windows(want, Mode::buddy(class, true), &mut best, None);
                 }
                 if best.is_none() {
-                    self.windows(want, &[Mode::buddy_growth(class)], &mut best, None);
+                    self.windows(want, Mode::buddy_growth(class), &mut best, None);
                 }
                 return best;
             }
             Strategy::Hybrid => {
-                let modes = [Mode::REMAP, Mode::EVACUATE];
-                self.windows(want, &modes, &mut best, None);
+                // In this order: what one found is a bound that spares the next most of its work, and
+                // what there are many of, small pieces, is copied.
+                self.windows(want, Mode::EVACUATE, &mut best, None);
+                self.windows(want, Mode::REMAP, &mut best, None);
                 // Sliding an interval never copies less than emptying the window in it; but it finds
                 // room where that does not, and the device starts while later levels are booked.
                 self.slide(want, &mut best);
                 // Where addresses are short.
-                self.windows(want, &[Mode::SHIFT], &mut best, None);
+                self.windows(want, Mode::SHIFT, &mut best, None);
                 // Windows that are remapped in one part and emptied in another, at the same time.
                 let most = best
                     .as_ref()
                     .map(|single| Nanos(single.time().0.saturating_mul(MIX_PERMILLE) / 1000));
                 let mut mixed = None;
-                self.windows(want, &[Mode::MIXED], &mut mixed, most);
+                self.windows(want, Mode::MIXED, &mut mixed, most);
                 best = mixed.or(best);
             }
         }
@@ -354,10 +365,10 @@ impl Planner<'_> {
             // Footprint last: new memory only where what is there does not do.
             let remaps = matches!(strategy, Strategy::Remap | Strategy::Hybrid);
             let mode = if remaps { Mode::GROW } else { Mode::FRESH };
-            self.windows(want, &[mode], &mut best, None);
+            self.windows(want, mode, &mut best, None);
         }
         if best.is_none() && strategy == Strategy::Hybrid {
-            self.windows(want, &[Mode::ALL], &mut best, None);
+            self.windows(want, Mode::ALL, &mut best, None);
         }
         best
     }

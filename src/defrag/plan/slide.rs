@@ -1,5 +1,6 @@
 //! Sliding compaction: the blocks between two gaps slide to the low end, so that the gaps join.
 
+use super::cost::Load;
 use super::{Found, Move, Piece, Planner, Slot, Step, keep};
 
 /// Intervals that are looked at closely before giving up.
@@ -7,7 +8,7 @@ const TRIES: usize = 16;
 
 /// A stretch of mapped addresses without barriers: the pieces to slide, and where the free run starts
 /// and ends.
-struct Interval {
+pub(super) struct Interval {
     /// Indices of the pieces that move.
     first: usize,
     last: usize,
@@ -15,27 +16,52 @@ struct Interval {
     low: u64,
     /// End of the last gap.
     high: u64,
-    live: u64,
+    /// What these pieces come to.
+    pub(super) load: Load,
 }
 
 impl Planner<'_> {
     pub(super) fn slide(&self, want: u64, best: &mut Option<Found>) {
+        if let Some(best) = best {
+            let least = self.least_between(want);
+            if least.is_none_or(|bytes| best.time() <= self.least_slide_of(bytes)) {
+                return;
+            }
+        }
         self.work(self.state.pieces.len() + self.state.slots.len());
         let mut intervals = self.intervals(want);
-        intervals.sort_by_key(|i| (i.live, i.low));
+        intervals.sort_by_key(|i| (i.load.bytes(), i.low));
         for interval in intervals.iter().take(TRIES) {
-            let moves = (interval.last - interval.first) as u64;
-            let least = self.least_slide(interval.live, moves);
-            if best.as_ref().is_some_and(|best| best.time() <= least) {
-                return;
+            let cannot = |best: &Found| best.time() <= self.least_slide(&interval.load);
+            if best.as_ref().is_some_and(cannot) {
+                continue;
             }
             self.work(interval.last - interval.first);
             keep(best, self.slide_within(interval, want));
         }
     }
 
+    /// No interval has fewer bytes to slide: the fewest between free runs that have `want` bytes in
+    /// all, be these bytes live or not. `None` if there are no such runs.
+    pub(super) fn least_between(&self, want: u64) -> Option<u64> {
+        let runs = &self.survey().runs;
+        self.work(runs.len());
+        let (mut end, mut free) = (0, 0);
+        let rows = runs.iter().map_while(|(at, len)| {
+            while end < runs.len() && free < want {
+                free += runs[end].1;
+                end += 1;
+            }
+            let last = runs[..end].last().filter(|_| free >= want)?;
+            let between = last.0 + last.1 - at - free;
+            free -= len;
+            Some(between)
+        });
+        rows.min()
+    }
+
     /// For every gap the shortest row of gaps from it on that has `want` bytes in all.
-    fn intervals(&self, want: u64) -> Vec<Interval> {
+    pub(super) fn intervals(&self, want: u64) -> Vec<Interval> {
         let mut found = Vec::new();
         for (low, high, pieces) in self.stretches() {
             // The gap before each piece of the stretch, and the one after the last.
@@ -46,12 +72,12 @@ impl Planner<'_> {
                 at = piece.end();
             }
             gaps.push((at, high));
-            let (mut end, mut free, mut live) = (0, 0, 0);
+            let (mut end, mut free, mut load) = (0, 0, Load::default());
             for start in 0..gaps.len() {
                 while end < gaps.len() && free < want {
                     free += gaps[end].1 - gaps[end].0;
                     if end > start {
-                        live += self.state.pieces[pieces.start + end - 1].len;
+                        load.add(self.state.pieces[pieces.start + end - 1].len);
                     }
                     end += 1;
                 }
@@ -64,15 +90,15 @@ impl Planner<'_> {
                         last: pieces.start + end - 1,
                         low: gaps[start].0,
                         high: gaps[end - 1].1,
-                        live,
+                        load,
                     });
                 }
                 free -= gaps[start].1 - gaps[start].0;
                 // The piece behind this gap is no longer between gaps.
                 if end > start + 1 {
-                    live -= self.state.pieces[pieces.start + start].len;
+                    load.remove(self.state.pieces[pieces.start + start].len);
                 } else {
-                    (end, free, live) = (start + 1, 0, 0);
+                    (end, free, load) = (start + 1, 0, Load::default());
                 }
             }
         }
@@ -83,15 +109,13 @@ impl Planner<'_> {
     fn stretches(&self) -> Vec<(u64, u64, std::ops::Range<usize>)> {
         let state = self.state;
         let mut barriers: Vec<(u64, u64)> = Vec::new();
-        let mut at = 0;
-        for slot in &state.slots {
-            if *slot != Slot::Mapped {
-                match barriers.last_mut() {
-                    Some(last) if last.1 == at => last.1 += state.granule,
-                    _ => barriers.push((at, at + state.granule)),
-                }
+        let mut end = 0;
+        for stretch in state.slots.chunk_by(|a, b| a == b) {
+            let start = end;
+            end += stretch.len() as u64 * state.granule;
+            if stretch.first() != Some(&Slot::Mapped) {
+                barriers.push((start, end));
             }
-            at += state.granule;
         }
         let fixed = state.pieces.iter().filter(|p| !p.movable);
         barriers.extend(fixed.map(|p| (p.offset, p.end())));
@@ -110,7 +134,7 @@ impl Planner<'_> {
         stretches
     }
 
-    fn slide_within(&self, interval: &Interval, want: u64) -> Option<Found> {
+    pub(super) fn slide_within(&self, interval: &Interval, want: u64) -> Option<Found> {
         let pieces = &self.state.pieces[interval.first..interval.last];
         let mut moves: Vec<Move> = Vec::with_capacity(pieces.len());
         let mut cursor = interval.low;

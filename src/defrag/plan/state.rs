@@ -106,32 +106,24 @@ impl State {
     /// Free runs: mapped, not live, as long as can be; offset and length, ascending.
     #[must_use]
     pub fn free_runs(&self) -> Vec<(u64, u64)> {
-        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut runs = Vec::with_capacity(self.pieces.len() + 1);
         let mut pieces = self.pieces.iter().peekable();
-        let mut add = |start: u64, end: u64| {
-            if start < end {
-                match runs.last_mut() {
-                    Some((at, len)) if *at + *len == start => *len += end - start,
-                    _ => runs.push((start, end - start)),
-                }
+        let mut end = 0;
+        for stretch in self.slots.chunk_by(|a, b| a == b) {
+            let mut free = end;
+            end += stretch.len() as u64 * self.granule;
+            if stretch.first() != Some(&Slot::Mapped) {
+                continue;
             }
-        };
-        let mut at = 0;
-        for slot in &self.slots {
-            let end = at + self.granule;
-            if *slot == Slot::Mapped {
-                let mut free = at;
-                while let Some(piece) = pieces.peek().filter(|p| p.offset < end) {
-                    add(free, piece.offset.max(free));
-                    free = free.max(piece.end());
-                    if piece.end() > end {
-                        break;
-                    }
-                    pieces.next();
+            while let Some(piece) = pieces.next_if(|p| p.offset < end) {
+                if free < piece.offset {
+                    runs.push((free, piece.offset - free));
                 }
-                add(free.min(end), end);
+                free = free.max(piece.end());
             }
-            at = end;
+            if free < end {
+                runs.push((free, end - free));
+            }
         }
         runs
     }

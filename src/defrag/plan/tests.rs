@@ -10,6 +10,8 @@ use proptest::strategy::Strategy as Shape;
 use super::*;
 use crate::units::{GIB, MIB};
 
+mod bounds;
+
 const UNIT: u64 = 64;
 const ALIGN: u64 = 8;
 

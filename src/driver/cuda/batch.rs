@@ -2,7 +2,7 @@
 
 use super::context::{Bound, Core, done, length, stream_handle};
 use crate::driver::{Call, CopyPart, DriverCode, DriverError, DriverResult, StreamId};
-use crate::units::round_up;
+use crate::units::{Va, VaRange, round_up};
 
 /// Parts of one launch: as many as fit into the 4 KiB that every device takes as kernel parameters.
 const PARTS: usize = 119;
@@ -54,6 +54,18 @@ fn is_for_the_kernel(part: &CopyPart) -> bool {
         && round_up(part.src.len(), VECTOR) == Some(part.src.len())
 }
 
+/// The range from the first to the last byte that is read or written.
+fn hull(parts: &[CopyPart]) -> Option<VaRange> {
+    let some = parts.iter().filter(|part| !part.src.is_empty());
+    let ranges = some.flat_map(|part| [Some(part.src), part.target()]);
+    let (mut start, mut end) = (Va::new(u64::MAX), Va::new(0));
+    for range in ranges {
+        let range = range?;
+        (start, end) = (start.min(range.start()), end.max(range.end()));
+    }
+    VaRange::new(start, end.checked_offset_from(start)?)
+}
+
 impl Core {
     /// Queues the parts on a stream that is known: by the kernel, and what is not aligned by the
     /// copies of libcuda.
@@ -65,7 +77,10 @@ impl Core {
     ) -> DriverResult<()> {
         let call = Call::CopyBatch;
         CopyPart::check(parts)?;
-        for part in parts.iter().filter(|part| !part.src.is_empty()) {
+        // Mostly all of them are in one reservation.
+        let at_once = hull(parts).is_some_and(|all| self.known.check_ours(all).is_ok());
+        let some = parts.iter().filter(|part| !at_once && !part.src.is_empty());
+        for part in some {
             let target = part.target().ok_or(DriverCode::INVALID_VALUE);
             let ours = target.and_then(|target| {
                 self.known.check_ours(target)?;
@@ -128,13 +143,21 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::{Va, VaRange};
 
     fn part(dst: u64, src: u64, len: u64) -> CopyPart {
         CopyPart {
             dst: Va::new(dst),
             src: VaRange::new(Va::new(src), len).unwrap(),
         }
+    }
+
+    #[test]
+    fn the_hull_has_every_byte_of_every_part() {
+        let all = hull(&[part(500, 100, 50), part(300, 900, 16), part(1, 2, 0)]);
+        assert_eq!(all, VaRange::new(Va::new(100), 816));
+        assert_eq!(hull(&[part(1, 2, 0)]), None);
+        assert_eq!(hull(&[part(u64::MAX, 100, 16)]), None);
+        assert_eq!(hull(&[]), None);
     }
 
     #[test]
