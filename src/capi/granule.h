@@ -147,6 +147,9 @@ typedef struct granule_pool_config {
   uint32_t policy;
   // Not 0: zero memory of one owner before another gets it.
   uint32_t zero_on_handover;
+  // Created beyond the highest `mapped` and so much more, in 1/10,000, memory takes the place of idle granules;
+  // `UINT32_MAX` for never.
+  uint32_t slack;
 } granule_pool_config;
 
 // A pool; 0 is none.
@@ -175,6 +178,8 @@ typedef struct granule_arena_config {
   uint64_t min_capacity;
   // Kept mapped ahead of the length by the pool's thread; 0 for nothing.
   uint64_t look_ahead;
+  // Largest granule and growth step; 0 for the pool's.
+  uint64_t granule;
 } granule_arena_config;
 
 // An arena: one range of addresses whose length changes in place; 0 is none.
@@ -703,6 +708,16 @@ void granule_torch_release_pool(int device,
 //
 // `out` is null or valid for a write.
 granule_status granule_torch_get_stats(int device, struct granule_torch_stats *out);
+
+// What serving PyTorch on a device has cost so far, as JSON: calls and nanoseconds of `allocs` and `frees`, driver calls
+// included, and calls, failures and nanoseconds of each call of the `driver`. `GRANULE_UNSUPPORTED` unless the settings say
+// `timing:True`. Free the text with `granule_string_free`.
+//
+// # Safety
+//
+// `out` is null or valid for a write.
+granule_status granule_torch_costs(int device,
+                                   char **out);
 
 // Sets the peaks of a device to what there is now.
 granule_status granule_torch_reset_peaks(int device);

@@ -316,8 +316,12 @@ pub unsafe extern "C" fn granule_heap_snapshot(
 
 /// A snapshot as a text that C owns.
 pub(super) fn snapshot(heap: &Heap) -> Outcome<*mut c_char> {
-    let text = CString::new(json::snapshot(&heap.snapshot()));
-    let text = text.map_err(|_| Failure::invalid("a zero in a snapshot"))?;
+    owned(json::snapshot(&heap.snapshot()))
+}
+
+/// A text that C owns.
+pub(super) fn owned(text: String) -> Outcome<*mut c_char> {
+    let text = CString::new(text).map_err(|_| Failure::invalid("a zero in a text"))?;
     Ok(text.into_raw())
 }
 

@@ -10,11 +10,12 @@ use std::sync::OnceLock;
 use super::conf::Conf;
 use super::device::{granule_device, granule_pool, granule_stream, text};
 use super::error::{
-    Failure, GRANULE_OUT_OF_MEMORY, GRANULE_TOO_LARGE, Out, Outcome, drop_quietly,
-    granule_last_error, granule_status, guard,
+    Failure, GRANULE_OUT_OF_MEMORY, GRANULE_TOO_LARGE, GRANULE_UNSUPPORTED, Out, Outcome,
+    drop_quietly, granule_last_error, granule_status, guard,
 };
 use super::handle::tables;
-use super::heap::{granule_heap, granule_heap_stats, snapshot};
+use super::heap::{granule_heap, granule_heap_stats, owned, snapshot};
+use super::json;
 use super::scopes::{Begun, Filter};
 use super::torch_site::{Site, sites};
 use crate::sync::Mutex;
@@ -400,6 +401,32 @@ fn stats(site: &Site) -> granule_torch_stats {
         budget: pool.budget,
         heap: site.heap.stats().into(),
     }
+}
+
+/// What serving PyTorch on a device has cost so far, as JSON: calls and nanoseconds of `allocs` and `frees`, driver calls
+/// included, and calls, failures and nanoseconds of each call of the `driver`. `GRANULE_UNSUPPORTED` unless the settings say
+/// `timing:True`. Free the text with `granule_string_free`.
+///
+/// # Safety
+///
+/// `out` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn granule_torch_costs(
+    device: c_int,
+    out: *mut *mut c_char,
+) -> granule_status {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::new(out, "out") }?;
+        let timing = sites().get(device)?.timing().ok_or_else(|| {
+            Failure::new(
+                GRANULE_UNSUPPORTED,
+                "costs are counted with timing:True only",
+            )
+        })?;
+        out.set(owned(json::costs(timing))?);
+        Ok(())
+    })
 }
 
 /// Sets the peaks of a device to what there is now.

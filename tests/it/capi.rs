@@ -116,14 +116,25 @@ fn a_failed_allocation_throws_through_the_library() {
     run("raise.cpp", "host");
 }
 
+/// Runs a program of `tests/python`, with the interpreter that `GRANULE_PYTHON` names.
+fn run_python(source: &str) {
+    let python = std::env::var_os("GRANULE_PYTHON").unwrap_or("python3".into());
+    let mut python = Command::new(python);
+    python
+        .arg(root().join("tests/python").join(source))
+        .env("GRANULE_LIBRARY", library_dir().join("libgranule.so"));
+    wait(python, source);
+}
+
 #[test]
 fn the_python_module_knows_the_structures() {
-    let root = root();
-    let mut python = Command::new("python3");
-    python
-        .arg(root.join("tests/python/module.py"))
-        .env("GRANULE_LIBRARY", library_dir().join("libgranule.so"));
-    wait(python, "module.py");
+    run_python("module.py");
+}
+
+/// Does nothing where there is no PyTorch.
+#[test]
+fn caches_in_arenas_hold_what_caches_by_cat_do() {
+    run_python("caches.py");
 }
 
 #[test]
