@@ -530,3 +530,16 @@ pub extern "C" fn granule_pool_reset_peaks(pool: granule_pool) -> granule_status
         Ok(())
     })
 }
+
+/// Recounts what the pool has and compares it with its figures: `GRANULE_INTERNAL` if they differ. For tests: exact only
+/// while no other thread is inside a call that concerns the pool.
+#[unsafe(no_mangle)]
+pub extern "C" fn granule_pool_audit(pool: granule_pool) -> granule_status {
+    guard(|| Ok(tables().pools.get(pool)?.audit().map(drop)?))
+}
+
+/// How many handles of all kinds are open in this process. For tests that look for lost ones.
+#[unsafe(no_mangle)]
+pub extern "C" fn granule_open_handles() -> u64 {
+    tables().open() as u64
+}

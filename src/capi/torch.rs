@@ -191,12 +191,12 @@ pub unsafe extern "C" fn granule_torch_record_stream(ptr: *mut c_void, stream: *
             // SAFETY: the caller's promise.
             return unsafe { record_arena(addr, raw) };
         };
-        // A block of a private pool goes to nobody else anyway.
-        if site.scopes.holds(addr) {
-            return Ok(());
-        }
         // SAFETY: the caller's promise.
         let used = unsafe { site.on(raw) }?;
+        // Within a private pool the next block on its stream must not come too early either.
+        if let Some(block) = site.scopes.block(addr) {
+            return Ok(block.record_use(used.stream())?);
+        }
         Ok(site.heap.record_use_raw(Va::new(addr), used.stream())?)
     });
 }
@@ -274,7 +274,7 @@ pub extern "C" fn granule_torch_empty_cache() {
 
 fn begin(device: c_int, id: (u64, u64), filter: Option<Filter>) -> Outcome {
     let site = sites().get(device)?;
-    match site.scopes.begin(&site.heap, id, filter)? {
+    match site.scopes.begin(id, filter) {
         Begun::Yes => Ok(()),
         Begun::Ambiguous => Err(Failure::invalid(
             "two private pools at a time need a filter each",
@@ -367,7 +367,7 @@ pub extern "C" fn granule_torch_end_pool(device: c_int, id_0: u64, id_1: u64) {
 pub extern "C" fn granule_torch_release_pool(device: c_int, id_0: u64, id_1: u64) {
     guard(|| {
         let site = sites().get(device)?;
-        site.scopes.release((id_0, id_1), &site.known_streams());
+        site.scopes.release((id_0, id_1), || site.known_streams());
         Ok(())
     });
 }

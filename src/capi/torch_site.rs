@@ -175,7 +175,9 @@ impl Site {
     /// As [`on`](Self::on).
     #[inline]
     unsafe fn take(&self, size: u64, raw: u64) -> Result<u64, Error> {
-        let addr = match self.scopes.alloc(size, raw)? {
+        // SAFETY: the caller's promise.
+        let stream = || unsafe { self.device.adopt_stream(raw) };
+        let addr = match self.scopes.alloc(&self.heap, size, raw, stream)? {
             Some(addr) => addr,
             None => {
                 let streams = self.streams.read();
