@@ -134,6 +134,9 @@ def phase_time(args, out, save):
                 continue
             steps = run["times"][len(run["times"]) // 2:] or [0]
             out["costs"][label] = dict(run.get("in_a_step") or {}, step_ms=1e3 * statistics.mean(steps))
+        if "arena" in args.phases:
+            out["attention"] = worker.ask(attention=True, patience=60)
+            say(f"attention by layout: {out['attention']}")
         worker.close()
         save()
 
@@ -336,6 +339,13 @@ def table(out):
             clear = apart(ours["spread"], theirs["spread"])
             lines.append(f"  arenas against cat on granule: {100 * (ours['tokens_a_second'] / theirs['tokens_a_second'] - 1):+.1f} % tokens a second, "
                          f"{'more than' if clear else 'within'} the spread")
+    layout = out["attention"]
+    if "error" in layout:
+        lines.append(f"  attention by layout: {layout['error']}")
+    elif layout:
+        lines.append("  a layer's attention for one token over {length} of {batch} sequences: {attend_cat_us:.1f} us over tensors of torch.cat, "
+                     "{attend_arena_us:.1f} us over rows of an arena;\n  adding the token's keys: {add_cat_us:.1f} us by torch.cat, "
+                     "{add_arena_us:.1f} us in place (results differ by {differ:g})".format(**layout))
     for job, exact in out["exact"].items():
         if "error" in exact:
             lines.append(f"\n{job}, kernels that give the same bits: {exact['error']}")
@@ -366,7 +376,7 @@ def main():
     parser.add_argument("--parallel", type=int, default=5, help="processes of the bisection at a time")
     parser.add_argument("--tolerance", type=float, default=0.003, help="of the least budget, as a part of it")
     args = parser.parse_args()
-    out = {"machine": {}, "rounds": {}, "time": {}, "costs": {}, "serving": {}, "budget": {}, "demo": {}, "exact": {}}
+    out = {"machine": {}, "rounds": {}, "time": {}, "costs": {}, "attention": {}, "serving": {}, "budget": {}, "demo": {}, "exact": {}}
     if args.resume:
         with open(args.resume, encoding="utf-8") as file:
             out.update(json.load(file))

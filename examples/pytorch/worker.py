@@ -176,6 +176,40 @@ def in_arenas(model, rows, length):
     return cache
 
 
+def attention(torch, layers=8, batch=16, heads=16, width=128, length=1024, rounds=50):
+    """Microseconds of a decode step's attention in one layer over caches as `torch.cat` makes them and over rows of an arena, and of
+    adding a token to each: what the layout costs or saves by itself."""
+    import arena_cache
+    from torch.nn.functional import scaled_dot_product_attention as attend
+    shape, dtype = (batch, heads, width), torch.bfloat16
+    store = arena_cache.Store(arena_cache.shelf(), layers, shape, shape, dtype)
+    store.begin_step(0, length)
+    keys, values = (torch.randn(batch, heads, length, width, device="cuda", dtype=dtype) for _ in range(2))
+    for layer in range(layers):
+        store.to_keys[layer].copy_(keys)
+        store.to_values[layer].copy_(values)
+    query, new = (torch.randn(batch, heads, 1, width, device="cuda", dtype=dtype) for _ in range(2))
+    store.begin_step(length - 1, 1)
+
+    def timed(body):
+        for layer in range(layers):
+            body(layer)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for number in range(rounds):
+            body(number % layers)
+        end.record()
+        torch.cuda.synchronize()
+        return 1e3 * start.elapsed_time(end) / rounds
+
+    far = (attend(query, keys, values) - attend(query, store.all_keys[0], store.all_values[0])).abs().max().item()
+    return {
+        "attend_cat_us": timed(lambda _: attend(query, keys, values)),
+        "attend_arena_us": timed(lambda layer: attend(query, store.all_keys[layer], store.all_values[layer])),
+        "add_cat_us": timed(lambda _: torch.cat((keys, new), 2)), "add_arena_us": timed(lambda layer: store.to_keys[layer].copy_(new)),
+        "differ": far, "length": length, "batch": batch, "heads": heads, "width": width}
+
+
 def run(torch, jobs, memory, size, request):
     """One run of a job: times, results, peaks, or that memory ran out."""
     device = torch.device("cuda")
@@ -245,7 +279,7 @@ def main():
                       "total": torch.cuda.mem_get_info()[1]}
         else:
             try:
-                answer = run(torch, jobs, memory, size, request)
+                answer = attention(torch) if request.get("attention") else run(torch, jobs, memory, size, request)
             except Exception as error:  # the parent has to hear of it, whatever it is
                 import traceback
                 traceback.print_exc()

@@ -446,6 +446,13 @@ granule_status granule_pool_get_stats(granule_pool pool, struct granule_pool_sta
 // Sets the peaks of a pool to what there is now.
 granule_status granule_pool_reset_peaks(granule_pool pool);
 
+// Recounts what the pool has and compares it with its figures: `GRANULE_INTERNAL` if they differ. For tests: exact only
+// while no other thread is inside a call that concerns the pool.
+granule_status granule_pool_audit(granule_pool pool);
+
+// How many handles of all kinds are open in this process. For tests that look for lost ones.
+uint64_t granule_open_handles(void);
+
 // Makes an empty arena: addresses and no memory.
 //
 // # Safety
@@ -555,6 +562,10 @@ granule_status granule_heap_trim(granule_heap heap, uint64_t *given_back);
 //
 // `out` is null or valid for a write.
 granule_status granule_heap_get_stats(granule_heap heap, struct granule_heap_stats *out);
+
+// Recounts what the heap has and compares it with its figures: `GRANULE_INTERNAL` if they differ. For tests: exact only
+// while no other thread is inside a call that concerns the heap.
+granule_status granule_heap_audit(granule_heap heap);
 
 // All that the heap holds, as JSON: `stats`, and for each of `streams` its `granules`, `blocks`, `free` runs and
 // `aliases`, addresses and bytes as numbers. Free the text with `granule_string_free`.
