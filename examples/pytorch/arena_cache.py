@@ -49,11 +49,11 @@ class Shelf:
 
     def sweep(self):
         """Lets memory go that no queued work uses any more."""
-        waiting = []
-        for arena in self.ending:
+        # Apart from the list, to which a cache that the garbage collector finds meanwhile may add.
+        ending, self.ending = self.ending, []
+        for arena in ending:
             # A first small piece stays, for PyTorch to see.
-            (self.ready if arena.give_back() <= 2 * MIB else waiting).append(arena)
-        self.ending = waiting
+            (self.ready if arena.give_back() <= 2 * MIB else self.ending).append(arena)
 
     def close(self):
         """Gives all addresses back. Waits for the work of the streams that used them."""
@@ -88,10 +88,10 @@ class Store:
         self.open = 0
         self.shelf = shelf
         self.arena = shelf.take()
-        self.stream = self.arena.stream()
         self.close = weakref.finalize(self, shelf.put, self.arena)
         # At exit the process takes everything back by itself.
         self.close.atexit = False
+        self.stream = self.arena.stream()
         usable = shelf.capacity // dtype.itemsize * dtype.itemsize
         flat = self.arena.bytes[:usable].view(dtype)
         pair = self.key_len + self.value_len

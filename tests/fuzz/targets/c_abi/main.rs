@@ -6,18 +6,18 @@
 //! whatever else the call takes.
 #![no_main]
 
+mod torch;
 mod world;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::OnceLock;
 
 use granule::capi::*;
 use libfuzzer_sys::fuzz_target;
 use world::{Allowed, Kind, MIB, World, size};
 
 fuzz_target!(|data: &[u8]| {
-    let before = torch_baseline();
+    let before = torch::baseline();
     let Some((first, program)) = data.split_first() else {
         return;
     };
@@ -30,50 +30,9 @@ fuzz_target!(|data: &[u8]| {
     }
     world.audit();
     world.close_all();
-    torch_is_empty();
+    torch::is_empty();
     assert_eq!(granule_open_handles(), before, "handles are lost");
 });
-
-/// The device under PyTorch lives as long as the process, with two streams of it; the handles that are open then.
-fn torch_baseline() -> u64 {
-    static BASELINE: OnceLock<u64> = OnceLock::new();
-    *BASELINE.get_or_init(|| {
-        let conf = c"driver:host,budget:256MiB,wait_ms:1";
-        assert_eq!(unsafe { granule_torch_configure(conf.as_ptr()) }, GRANULE_OK);
-        streams();
-        granule_open_handles()
-    })
-}
-
-/// Raw streams that are never destroyed.
-fn streams() -> &'static [usize; 3] {
-    static STREAMS: OnceLock<[usize; 3]> = OnceLock::new();
-    STREAMS.get_or_init(|| {
-        let (mut device, mut raw) = (0, [0; 3]);
-        assert_eq!(unsafe { granule_torch_device(0, &raw mut device) }, GRANULE_OK);
-        for slot in &mut raw[1..] {
-            let (mut stream, mut at) = (0, null_mut());
-            assert_eq!(unsafe { granule_stream_create(device, &raw mut stream) }, GRANULE_OK);
-            assert_eq!(unsafe { granule_stream_raw(stream, &raw mut at) }, GRANULE_OK);
-            *slot = at.expose_provenance();
-        }
-        raw
-    })
-}
-
-fn torch_is_empty() {
-    let (mut stats, mut pool) = (granule_torch_stats::default(), 0);
-    granule_torch_empty_cache();
-    // A program may have had a handle of this pool.
-    unsafe {
-        assert_eq!(granule_torch_pool(0, &raw mut pool), GRANULE_OK);
-        assert_eq!(granule_pool_set_budget(pool, 256 * MIB), GRANULE_OK);
-        assert_eq!(granule_pool_close(pool), GRANULE_OK);
-    }
-    assert_eq!(unsafe { granule_torch_get_stats(0, &raw mut stats) }, GRANULE_OK);
-    assert_eq!((stats.requested, stats.heap.live, stats.heap.blocks), (0, 0, 0));
-    assert_eq!(stats.heap.broken, 0);
-}
 
 /// What a caller of the callback for lack of memory does.
 unsafe extern "C" fn out_of_memory(
@@ -106,7 +65,9 @@ fn run(w: &mut World, [op, a, b, c, d]: [u8; 5]) {
     let given = !nowhere;
     match op % 48 {
         0 => {
-            let names: [&CStr; 8] = [w.driver, c"sim", c"host", w.driver, c"rocm", c"\xff", c"host:1", c""];
+            let names: [&CStr; 8] = [
+                w.driver, c"sim", c"host", w.driver, c"rocm", c"\xff", c"host:1", c"",
+            ];
             let name = names[usize::from(c) % 8];
             let status = unsafe { granule_device_open(name.as_ptr(), at) };
             let known = matches!(name.to_bytes(), b"sim" | b"host") && given;
@@ -116,7 +77,11 @@ fn run(w: &mut World, [op, a, b, c, d]: [u8; 5]) {
         1 => {
             let (device, ok) = w.pick(Device, a);
             let mut info = std::mem::MaybeUninit::uninit();
-            let at = if nowhere { null_mut() } else { info.as_mut_ptr() };
+            let at = if nowhere {
+                null_mut()
+            } else {
+                info.as_mut_ptr()
+            };
             let status = unsafe { granule_device_get_info(device, at) };
             w.answer(status, Allowed::handles(ok, given).only_ok());
         }
@@ -179,7 +144,10 @@ fn run(w: &mut World, [op, a, b, c, d]: [u8; 5]) {
         }
         15 => {
             let (pool, ok) = w.pick(Pool, a);
-            w.answer(granule_pool_reset_peaks(pool), Allowed::handles(ok, true).only_ok());
+            w.answer(
+                granule_pool_reset_peaks(pool),
+                Allowed::handles(ok, true).only_ok(),
+            );
         }
         16 => {
             let (pool, ok) = w.pick(Pool, a);
@@ -209,7 +177,11 @@ fn run(w: &mut World, [op, a, b, c, d]: [u8; 5]) {
         }
         19 => {
             let (arena, ok) = w.pick(Arena, a);
-            let (stream, too) = if b % 3 == 0 { (0, true) } else { w.pick(Stream, b) };
+            let (stream, too) = if b % 3 == 0 {
+                (0, true)
+            } else {
+                w.pick(Stream, b)
+            };
             let to = size(c, d);
             let status = granule_arena_grow(arena, to, stream);
             // 0 is no stream here, not a wrong one.
@@ -251,7 +223,10 @@ fn run(w: &mut World, [op, a, b, c, d]: [u8; 5]) {
                 rounding: [0, 1, 4, 3][usize::from(d / 64)],
             };
             if c == 0 {
-                assert_eq!(unsafe { granule_heap_config_init(&raw mut config) }, GRANULE_OK);
+                assert_eq!(
+                    unsafe { granule_heap_config_init(&raw mut config) },
+                    GRANULE_OK
+                );
                 config.wait_us = 500;
             }
             let status = unsafe { granule_heap_create(pool, &raw const config, at) };
@@ -260,8 +235,12 @@ fn run(w: &mut World, [op, a, b, c, d]: [u8; 5]) {
         }
         26 => {
             let ((heap, ok), (stream, too)) = (w.pick(Heap, a), w.pick(Stream, b));
-            let names: [*const c_char; 4] = [null(), c"a block".as_ptr(), c"\xff\xfe".as_ptr(), null()];
-            let (name, align) = (names[usize::from(d) % 4], [0, 256, 4096, MIB, 3, 1 << 63][usize::from(d / 4) % 6]);
+            let names: [*const c_char; 4] =
+                [null(), c"a block".as_ptr(), c"\xff\xfe".as_ptr(), null()];
+            let (name, align) = (
+                names[usize::from(d) % 4],
+                [0, 256, 4096, MIB, 3, 1 << 63][usize::from(d / 4) % 6],
+            );
             let bytes = size(c, d);
             let status = unsafe { granule_heap_alloc(heap, bytes, align, stream, name, at) };
             w.answer(status, Allowed::handles(ok && too, given && d % 4 != 2));
@@ -274,7 +253,11 @@ fn run(w: &mut World, [op, a, b, c, d]: [u8; 5]) {
         27..=29 => {
             let (heap, ok) = w.pick(Heap, a);
             let (addr, live) = w.address(heap, c, d);
-            let (stream, too) = if op % 48 == 28 { w.pick(Stream, b) } else { (0, true) };
+            let (stream, too) = if op % 48 == 28 {
+                w.pick(Stream, b)
+            } else {
+                (0, true)
+            };
             let status = match op % 48 {
                 27 => granule_heap_free(heap, addr),
                 28 => granule_heap_record_use(heap, addr, stream),
@@ -308,7 +291,10 @@ fn run(w: &mut World, [op, a, b, c, d]: [u8; 5]) {
         }
         32 => {
             let (heap, ok) = w.pick(Heap, a);
-            w.answer(granule_heap_audit(heap), Allowed::handles(ok, true).only_ok());
+            w.answer(
+                granule_heap_audit(heap),
+                Allowed::handles(ok, true).only_ok(),
+            );
         }
         33 => {
             let (heap, ok) = w.pick(Heap, a);
@@ -323,7 +309,11 @@ fn run(w: &mut World, [op, a, b, c, d]: [u8; 5]) {
         }
         34 => {
             let (heap, ok) = w.pick(Heap, a);
-            let callback: granule_oom_callback = if d % 2 == 0 { Some(out_of_memory) } else { None };
+            let callback: granule_oom_callback = if d % 2 == 0 {
+                Some(out_of_memory)
+            } else {
+                None
+            };
             let context = std::ptr::without_provenance_mut(heap as usize);
             let status = unsafe { granule_heap_set_oom_callback(heap, callback, context) };
             w.answer(status, Allowed::handles(ok, true).only_ok());
@@ -337,9 +327,9 @@ fn run(w: &mut World, [op, a, b, c, d]: [u8; 5]) {
             w.close(kind, handle, ok);
         }
         44 => errors(d),
-        45 => torch_alloc(w, a, c, d),
-        46 => torch_free(w, a, c, d),
-        _ => torch_more(w, a, b, c, d),
+        45 => torch::alloc(w, a, c, d),
+        46 => torch::free(w, a, c, d),
+        _ => torch::more(w, a, b, c, d),
     }
 }
 
@@ -363,9 +353,18 @@ fn copies(w: &mut World, op: u8, a: u8, b: u8, c: u8, d: u8) {
     }
     if d == 255 && ok {
         // Null, and past the last address.
-        assert_eq!(unsafe { granule_copy_from_host(stream, addr, null(), 9) }, GRANULE_INVALID_ARGUMENT);
-        assert_eq!(unsafe { granule_copy_to_host(stream, null_mut(), addr, 9) }, GRANULE_INVALID_ARGUMENT);
-        assert_eq!(granule_fill(stream, u64::MAX - 3, 1, 9), GRANULE_INVALID_ARGUMENT);
+        assert_eq!(
+            unsafe { granule_copy_from_host(stream, addr, null(), 9) },
+            GRANULE_INVALID_ARGUMENT
+        );
+        assert_eq!(
+            unsafe { granule_copy_to_host(stream, null_mut(), addr, 9) },
+            GRANULE_INVALID_ARGUMENT
+        );
+        assert_eq!(
+            granule_fill(stream, u64::MAX - 3, 1, 9),
+            GRANULE_INVALID_ARGUMENT
+        );
     }
 }
 
@@ -378,8 +377,18 @@ fn pool(w: &mut World, a: u8, b: u8, c: u8, d: u8, given: bool, at: *mut u64) {
     };
     config.budget = size(c, d).clamp(1, 512 * MIB);
     config.wait_us = [0, 500][usize::from(d) % 2];
-    config.granule = [256 * MIB, 2 * MIB, 8 * MIB, 2 * MIB, 32 * MIB, 3, 0, 8 * MIB][usize::from(b) % 8];
-    config.largest_granule = [1 << 30, config.granule, config.granule * 2, 5][usize::from(b / 8) % 4];
+    config.granule = [
+        256 * MIB,
+        2 * MIB,
+        8 * MIB,
+        2 * MIB,
+        32 * MIB,
+        3,
+        0,
+        8 * MIB,
+    ][usize::from(b) % 8];
+    config.largest_granule =
+        [1 << 30, config.granule, config.granule * 2, 5][usize::from(b / 8) % 4];
     config.policy = u32::from(b / 32) % 4;
     config.base = if d % 4 == 1 { 16 * MIB } else { 0 };
     config.watermark = [u64::MAX, 0, 8 * MIB, 64 * MIB][usize::from(d / 4) % 4];
@@ -396,11 +405,19 @@ fn pool(w: &mut World, a: u8, b: u8, c: u8, d: u8, given: bool, at: *mut u64) {
 
 fn grow_all(w: &mut World, a: u8, b: u8, c: u8, d: u8) {
     let count = usize::from(d % 4);
-    let picked: Vec<(u64, bool)> = (0..count).map(|i| w.pick(Kind::Arena, a.wrapping_add((i * 37) as u8))).collect();
+    let picked: Vec<(u64, bool)> = (0..count)
+        .map(|i| w.pick(Kind::Arena, a.wrapping_add((i * 37) as u8)))
+        .collect();
     let arenas: Vec<u64> = picked.iter().map(|(arena, _)| *arena).collect();
-    let to: Vec<u64> = (0..count).map(|i| size(c, d.wrapping_add(i as u8))).collect();
+    let to: Vec<u64> = (0..count)
+        .map(|i| size(c, d.wrapping_add(i as u8)))
+        .collect();
     let before: Vec<u64> = arenas.iter().map(|arena| w.info(*arena).len).collect();
-    let (stream, too) = if b % 3 == 0 { (0, true) } else { w.pick(Kind::Stream, b) };
+    let (stream, too) = if b % 3 == 0 {
+        (0, true)
+    } else {
+        w.pick(Kind::Stream, b)
+    };
     let is_null = d == 254;
     let from = if is_null { null() } else { arenas.as_ptr() };
     let status = unsafe { granule_arena_grow_all(from, to.as_ptr(), count, stream) };
@@ -412,11 +429,18 @@ fn grow_all(w: &mut World, a: u8, b: u8, c: u8, d: u8) {
     let mut sorted = arenas.clone();
     sorted.sort_unstable();
     sorted.dedup();
-    w.answer(status, Allowed::handles(ok, !is_null && sorted.len() == count));
+    w.answer(
+        status,
+        Allowed::handles(ok, !is_null && sorted.len() == count),
+    );
     for ((arena, to), before) in arenas.iter().zip(&to).zip(&before) {
         let len = w.info(*arena).len;
         // All of them or none.
-        assert!(if status == GRANULE_OK { len >= *to } else { len == *before });
+        assert!(if status == GRANULE_OK {
+            len >= *to
+        } else {
+            len == *before
+        });
     }
 }
 
@@ -426,109 +450,19 @@ fn errors(d: u8) {
     let status = unsafe { granule_last_out_of_memory(&raw mut figures) };
     assert!(matches!(status, GRANULE_OK | GRANULE_INVALID_ARGUMENT));
     assert!(status != GRANULE_OK || last == GRANULE_OUT_OF_MEMORY && figures.requested > 0);
-    assert_eq!(unsafe { granule_last_out_of_memory(null_mut()) }, GRANULE_INVALID_ARGUMENT);
+    assert_eq!(
+        unsafe { granule_last_out_of_memory(null_mut()) },
+        GRANULE_INVALID_ARGUMENT
+    );
     let code = i32::from(d) - 20;
-    for text in [granule_status_name(code), granule_last_error(), granule_version()] {
+    for text in [
+        granule_status_name(code),
+        granule_last_error(),
+        granule_version(),
+    ] {
         assert!(unsafe { CStr::from_ptr(text) }.to_str().is_ok());
     }
     granule_clear_error();
     assert_eq!(granule_last_status(), GRANULE_OK);
     unsafe { granule_string_free(null_mut()) };
-}
-
-fn raw_stream(a: u8) -> *mut c_void {
-    std::ptr::with_exposed_provenance_mut(streams()[usize::from(a) % 3])
-}
-
-fn torch_alloc(w: &mut World, a: u8, c: u8, d: u8) {
-    let bytes = size(c, d) as isize;
-    let device = [0, 0, 0, -1, 64, i32::MAX][usize::from(d) % 6];
-    granule_clear_error();
-    let at = unsafe { granule_torch_alloc(bytes, device, raw_stream(a)) };
-    let addr = at.expose_provenance() as u64;
-    let status = granule_last_status();
-    assert_eq!(addr == 0, bytes == 0 || status != GRANULE_OK);
-    if addr != 0 {
-        assert!(device == 0);
-        w.torch.push((addr, bytes));
-    } else if bytes != 0 {
-        let too_much = matches!(status, GRANULE_OUT_OF_MEMORY | GRANULE_TOO_LARGE);
-        let wrong = status == GRANULE_INVALID_ARGUMENT && (bytes < 0 || device != 0);
-        assert!(too_much || wrong, "status {status}");
-    }
-}
-
-fn torch_free(w: &mut World, a: u8, c: u8, d: u8) {
-    granule_clear_error();
-    if d % 4 == 0 || w.torch.is_empty() {
-        // Nothing that is a block.
-        let inside = w.torch.get(usize::from(c) % w.torch.len().max(1));
-        let addr = inside.map_or(size(c, d) | 1, |(addr, _)| addr + 1);
-        let at = std::ptr::with_exposed_provenance_mut(addr as usize);
-        unsafe { granule_torch_free(at, 100, 0, raw_stream(a)) };
-        assert_eq!(granule_last_status(), GRANULE_STALE, "{addr:#x}");
-        return;
-    }
-    let (addr, bytes) = w.torch.swap_remove(usize::from(c) % w.torch.len());
-    let at = std::ptr::with_exposed_provenance_mut(addr as usize);
-    unsafe { granule_torch_free(at, bytes, 0, raw_stream(a)) };
-    assert_eq!(granule_last_status(), GRANULE_OK);
-}
-
-fn torch_more(w: &mut World, a: u8, b: u8, c: u8, d: u8) {
-    let block = w.torch.get(usize::from(c) % w.torch.len().max(1)).map(|(addr, _)| *addr);
-    let at = std::ptr::with_exposed_provenance_mut(block.unwrap_or(size(c, d)) as usize);
-    let id = (u64::from(b % 3), 7);
-    granule_clear_error();
-    match d % 12 {
-        0 => unsafe { granule_torch_record_stream(at, raw_stream(a)) },
-        1 => {
-            let mut bytes = 0;
-            assert_eq!(unsafe { granule_torch_base_alloc(at, &raw mut bytes) }, at);
-            assert_eq!(unsafe { granule_torch_base_alloc(at, null_mut()) }, at);
-        }
-        2 => {
-            unsafe { granule_torch_begin_pool(0, id.0, id.1, null()) };
-            if granule_last_status() == GRANULE_OK {
-                w.begun.push(id);
-            }
-        }
-        3 => granule_torch_end_pool(0, id.0, id.1),
-        4 => {
-            granule_torch_release_pool(0, id.0, id.1);
-            if let Some(i) = w.begun.iter().position(|other| *other == id) {
-                w.begun.swap_remove(i);
-            }
-        }
-        5 => granule_torch_memory_fraction([f64::NAN, -1.0, 2.0, 1e300][usize::from(c) % 4], 0),
-        6 => granule_torch_empty_cache(),
-        7 => {
-            let mut text = null_mut();
-            assert_eq!(unsafe { granule_torch_snapshot(0, &raw mut text) }, GRANULE_OK);
-            unsafe { granule_string_free(text) };
-            assert_eq!(unsafe { granule_torch_costs(0, &raw mut text) }, GRANULE_UNSUPPORTED);
-        }
-        8 => {
-            let mut pool = 0;
-            assert_eq!(unsafe { granule_torch_pool(0, &raw mut pool) }, GRANULE_OK);
-            w.made(Kind::Pool, GRANULE_OK, pool, world::TORCH);
-        }
-        9 => {
-            let mut stream = 0;
-            assert_eq!(unsafe { granule_torch_stream(0, raw_stream(a), &raw mut stream) }, GRANULE_OK);
-            w.made(Kind::Stream, GRANULE_OK, stream, world::TORCH);
-        }
-        10 => {
-            let conf = [c"budget:1GiB", c"nonsense", c"\xff"][usize::from(c) % 3];
-            assert_ne!(unsafe { granule_torch_configure(conf.as_ptr()) }, GRANULE_OK);
-        }
-        _ => {
-            let mut stats = granule_torch_stats::default();
-            let device = [0, -1, 64][usize::from(c) % 3];
-            let status = unsafe { granule_torch_get_stats(device, &raw mut stats) };
-            assert_eq!(status == GRANULE_OK, device == 0);
-            assert!(stats.requested <= stats.requested_peak && stats.heap.held == stats.heap.live + stats.heap.free);
-            granule_torch_reset_peaks(0);
-        }
-    }
 }

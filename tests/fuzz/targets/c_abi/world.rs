@@ -79,8 +79,32 @@ impl Allowed {
 /// Sizes around everything that is special, and some in between.
 pub fn size(c: u8, d: u8) -> u64 {
     const SIZES: [u64; 26] = [
-        0, 1, 255, 256, 257, 4096, 65536, MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + 1, 3 * MIB, 5 * MIB, 8 * MIB, 17 * MIB,
-        32 * MIB, 64 * MIB, 100 * MIB, 257 * MIB, 1 << 30, 6 << 30, 1 << 40, i64::MAX as u64, u64::MAX - 255, u64::MAX,
+        0,
+        1,
+        255,
+        256,
+        257,
+        4096,
+        65536,
+        MIB - 1,
+        MIB,
+        MIB + 1,
+        2 * MIB,
+        2 * MIB + 1,
+        3 * MIB,
+        5 * MIB,
+        8 * MIB,
+        17 * MIB,
+        32 * MIB,
+        64 * MIB,
+        100 * MIB,
+        257 * MIB,
+        1 << 30,
+        6 << 30,
+        1 << 40,
+        i64::MAX as u64,
+        u64::MAX - 255,
+        u64::MAX,
     ];
     let base = SIZES[usize::from(c) % 26];
     match c / 26 {
@@ -128,18 +152,32 @@ impl World {
             ..granule_arena_config::default()
         };
         unsafe {
-            assert_eq!(granule_device_open(world.driver.as_ptr(), &raw mut device), GRANULE_OK);
+            assert_eq!(
+                granule_device_open(world.driver.as_ptr(), &raw mut device),
+                GRANULE_OK
+            );
             assert_eq!(granule_stream_create(device, &raw mut stream), GRANULE_OK);
             let mut settings = std::mem::MaybeUninit::uninit();
             assert_eq!(granule_pool_config_init(settings.as_mut_ptr()), GRANULE_OK);
             let mut settings = settings.assume_init();
             (settings.budget, settings.wait_us) = (128 * MIB, 500);
-            assert_eq!(granule_pool_create(device, &raw const settings, &raw mut pool), GRANULE_OK);
-            assert_eq!(granule_arena_create(pool, &raw const config, &raw mut arena), GRANULE_OK);
+            assert_eq!(
+                granule_pool_create(device, &raw const settings, &raw mut pool),
+                GRANULE_OK
+            );
+            assert_eq!(
+                granule_arena_create(pool, &raw const config, &raw mut arena),
+                GRANULE_OK
+            );
             assert_eq!(granule_heap_create(pool, null(), &raw mut heap), GRANULE_OK);
         }
         world.made(Kind::Device, GRANULE_OK, device, device);
-        for (kind, handle) in [(Kind::Stream, stream), (Kind::Pool, pool), (Kind::Arena, arena), (Kind::Heap, heap)] {
+        for (kind, handle) in [
+            (Kind::Stream, stream),
+            (Kind::Pool, pool),
+            (Kind::Arena, arena),
+            (Kind::Heap, heap),
+        ] {
             world.made(kind, GRANULE_OK, handle, device);
         }
         world
@@ -158,7 +196,8 @@ impl World {
     /// A handle for a call that wants that kind, and whether it is an open one.
     pub fn pick(&self, kind: Kind, selector: u8) -> (u64, bool) {
         let open = self.open(kind);
-        let nth = |list: &[u64]| (!list.is_empty()).then(|| list[usize::from(selector) % list.len()]);
+        let nth =
+            |list: &[u64]| (!list.is_empty()).then(|| list[usize::from(selector) % list.len()]);
         let wrong = Kind::Device as usize + (kind as usize + 1 + usize::from(selector) % 5) % 6;
         let handle = match selector {
             0..=199 => nth(open),
@@ -175,24 +214,41 @@ impl World {
     /// Looks at what a call answered.
     #[track_caller]
     pub fn answer(&self, status: i32, allowed: Allowed) {
-        assert!((0..=GRANULE_BUSY).contains(&status), "status {status}: {}", message());
+        assert!(
+            (0..=GRANULE_BUSY).contains(&status),
+            "status {status}: {}",
+            message()
+        );
         if status != GRANULE_OK {
             assert_eq!(granule_last_status(), status);
             assert!(!message().is_empty());
         }
         match (allowed.handles, allowed.args) {
             (true, true) if allowed.unable && message().contains("NOT_SUPPORTED") => {
-                assert!(matches!(status, GRANULE_OK | GRANULE_DRIVER), "status {status}");
+                assert!(
+                    matches!(status, GRANULE_OK | GRANULE_DRIVER),
+                    "status {status}"
+                );
             }
             (true, true) => {
                 assert_ne!(status, GRANULE_STALE, "{}", message());
-                assert!(!allowed.only_ok || status == GRANULE_OK, "status {status}: {}", message());
+                assert!(
+                    !allowed.only_ok || status == GRANULE_OK,
+                    "status {status}: {}",
+                    message()
+                );
                 assert!(!allowed.never_ok || status != GRANULE_OK);
                 assert_ne!(status, GRANULE_DRIVER, "{}", message());
             }
-            (false, true) => assert!(matches!(status, GRANULE_STALE | GRANULE_INVALID_ARGUMENT), "status {status}"),
+            (false, true) => assert!(
+                matches!(status, GRANULE_STALE | GRANULE_INVALID_ARGUMENT),
+                "status {status}"
+            ),
             (true, false) => assert_eq!(status, GRANULE_INVALID_ARGUMENT),
-            (false, false) => assert!(matches!(status, GRANULE_STALE | GRANULE_INVALID_ARGUMENT), "status {status}"),
+            (false, false) => assert!(
+                matches!(status, GRANULE_STALE | GRANULE_INVALID_ARGUMENT),
+                "status {status}"
+            ),
         }
     }
 
@@ -201,7 +257,10 @@ impl World {
         if status != GRANULE_OK {
             return;
         }
-        assert!(handle != 0 && !self.closed.contains(&handle), "{handle:#x} had another owner");
+        assert!(
+            handle != 0 && !self.closed.contains(&handle),
+            "{handle:#x} had another owner"
+        );
         assert!(self.handles.iter().all(|list| !list.contains(&handle)));
         self.handles[kind as usize].push(handle);
         self.devices.insert(handle, device);
@@ -229,7 +288,10 @@ impl World {
     pub fn info(&self, arena: u64) -> granule_arena_info {
         let mut info = granule_arena_info::default();
         if self.open(Kind::Arena).contains(&arena) {
-            assert_eq!(unsafe { granule_arena_get_info(arena, &raw mut info) }, GRANULE_OK);
+            assert_eq!(
+                unsafe { granule_arena_get_info(arena, &raw mut info) },
+                GRANULE_OK
+            );
         }
         info
     }
@@ -242,7 +304,10 @@ impl World {
         for (other, blocks) in &self.blocks {
             if self.device(*other) == self.device(heap) {
                 let before = blocks.range(..addr + bytes).next_back();
-                assert!(before.is_none_or(|(at, len)| at + len <= addr), "blocks overlap");
+                assert!(
+                    before.is_none_or(|(at, len)| at + len <= addr),
+                    "blocks overlap"
+                );
             }
         }
         assert!(addr.checked_add(bytes).is_some());
@@ -256,15 +321,26 @@ impl World {
     }
 
     pub fn bytes(&self, heap: u64, addr: u64) -> u64 {
-        self.blocks.get(&heap).and_then(|blocks| blocks.get(&addr)).copied().unwrap_or(0)
+        self.blocks
+            .get(&heap)
+            .and_then(|blocks| blocks.get(&addr))
+            .copied()
+            .unwrap_or(0)
     }
 
     /// An address to give to a heap, and whether it is a live block of it.
     pub fn address(&self, heap: u64, c: u8, d: u8) -> (u64, bool) {
         let none = BTreeMap::new();
         let blocks = self.blocks.get(&heap).unwrap_or(&none);
-        let nth = blocks.keys().nth(usize::from(c) % blocks.len().max(1)).copied();
-        let foreign = self.blocks.iter().filter(|(other, _)| **other != heap).find_map(|(_, blocks)| blocks.keys().next());
+        let nth = blocks
+            .keys()
+            .nth(usize::from(c) % blocks.len().max(1))
+            .copied();
+        let foreign = self
+            .blocks
+            .iter()
+            .filter(|(other, _)| **other != heap)
+            .find_map(|(_, blocks)| blocks.keys().next());
         let addr = match d {
             0..=199 => nth,
             200..=219 => nth.map(|addr| addr + u64::from(d)),
@@ -281,7 +357,9 @@ impl World {
         let arenas = self.open(Kind::Arena);
         let arena = *arenas.get(usize::from(b) % arenas.len().max(1))?;
         let info = self.info(arena);
-        if self.device(arena) != self.device(stream) || granule_arena_record_use(arena, stream) != GRANULE_OK {
+        if self.device(arena) != self.device(stream)
+            || granule_arena_record_use(arena, stream) != GRANULE_OK
+        {
             return None;
         }
         let from = info.len / 256 * u64::from(b);
@@ -304,13 +382,24 @@ impl World {
             read_only: u32::from(d % 8 == 3),
         };
         for (i, dim) in tensor.shape.iter_mut().enumerate() {
-            *dim = if i == 0 { size(c, b) as i64 } else { i64::from(b % 3) };
+            *dim = if i == 0 {
+                size(c, b) as i64
+            } else {
+                i64::from(b % 3)
+            };
         }
         if d % 16 == 9 {
             tensor.strides = [i64::from(c) - 8; GRANULE_DIMS];
         }
         let mut managed = null_mut();
-        let (at, versioned) = (if nowhere { null_mut() } else { &raw mut managed }, u32::from(d / 64 % 2));
+        let (at, versioned) = (
+            if nowhere {
+                null_mut()
+            } else {
+                &raw mut managed
+            },
+            u32::from(d / 64 % 2),
+        );
         let from = if d == 253 { null() } else { &raw const tensor };
         let status = unsafe { granule_arena_export_dlpack(arena, from, versioned, at) };
         self.answer(status, Allowed::handles(ok, !nowhere && d != 253));
@@ -323,17 +412,34 @@ impl World {
     pub fn import(&mut self, a: u8, d: u8, nowhere: bool) {
         let (mut tensor, mut import) = (std::mem::MaybeUninit::<granule_tensor>::uninit(), 0);
         if nowhere || self.exported.is_empty() {
-            let refused = unsafe { granule_import_dlpack(null_mut(), u32::from(d % 2), tensor.as_mut_ptr(), &raw mut import) };
+            let refused = unsafe {
+                granule_import_dlpack(
+                    null_mut(),
+                    u32::from(d % 2),
+                    tensor.as_mut_ptr(),
+                    &raw mut import,
+                )
+            };
             assert_eq!(refused, GRANULE_INVALID_ARGUMENT);
             return;
         }
-        let (managed, versioned, wanted) = self.exported.swap_remove(usize::from(a) % self.exported.len());
-        let status = unsafe { granule_import_dlpack(managed, versioned, tensor.as_mut_ptr(), &raw mut import) };
+        let (managed, versioned, wanted) = self
+            .exported
+            .swap_remove(usize::from(a) % self.exported.len());
+        let status = unsafe {
+            granule_import_dlpack(managed, versioned, tensor.as_mut_ptr(), &raw mut import)
+        };
         self.answer(status, Allowed::of(true));
         let tensor = unsafe { tensor.assume_init() };
         let ndim = wanted.ndim as usize;
-        assert_eq!((tensor.ndim, &tensor.shape[..ndim]), (wanted.ndim, &wanted.shape[..ndim]));
-        assert_eq!((tensor.code, tensor.bits, tensor.lanes), (wanted.code, wanted.bits, wanted.lanes));
+        assert_eq!(
+            (tensor.ndim, &tensor.shape[..ndim]),
+            (wanted.ndim, &wanted.shape[..ndim])
+        );
+        assert_eq!(
+            (tensor.code, tensor.bits, tensor.lanes),
+            (wanted.code, wanted.bits, wanted.lanes)
+        );
         self.made(Kind::Import, status, import, 0);
     }
 
@@ -342,7 +448,9 @@ impl World {
         if self.exported.is_empty() {
             return;
         }
-        let (managed, versioned, _) = self.exported.swap_remove(usize::from(a) % self.exported.len());
+        let (managed, versioned, _) = self
+            .exported
+            .swap_remove(usize::from(a) % self.exported.len());
         delete(managed, versioned);
     }
 
@@ -351,14 +459,25 @@ impl World {
         for heap in self.open(Kind::Heap) {
             assert_eq!(granule_heap_audit(*heap), GRANULE_OK, "{}", message());
             let mut stats = granule_heap_stats::default();
-            assert_eq!(unsafe { granule_heap_get_stats(*heap, &raw mut stats) }, GRANULE_OK);
+            assert_eq!(
+                unsafe { granule_heap_get_stats(*heap, &raw mut stats) },
+                GRANULE_OK
+            );
             assert_eq!(stats.held, stats.live + stats.free);
             assert_eq!(stats.allocs, stats.hits + stats.misses);
-            assert_eq!(stats.blocks, self.blocks.get(heap).map_or(0, |blocks| blocks.len() as u64));
+            assert_eq!(
+                stats.blocks,
+                self.blocks
+                    .get(heap)
+                    .map_or(0, |blocks| blocks.len() as u64)
+            );
         }
         for pool in self.open(Kind::Pool) {
             let mut stats = granule_pool_stats::default();
-            assert_eq!(unsafe { granule_pool_get_stats(*pool, &raw mut stats) }, GRANULE_OK);
+            assert_eq!(
+                unsafe { granule_pool_get_stats(*pool, &raw mut stats) },
+                GRANULE_OK
+            );
             assert_eq!(stats.created, stats.mapped + stats.idle + stats.in_flight);
             assert!(stats.pending <= stats.mapped && stats.created <= stats.peak_created);
         }
@@ -382,7 +501,12 @@ impl World {
             self.delete_exported(0);
         }
         for stream in self.open(Kind::Stream).to_vec() {
-            assert_eq!(granule_stream_synchronize(stream), GRANULE_OK, "{}", message());
+            assert_eq!(
+                granule_stream_synchronize(stream),
+                GRANULE_OK,
+                "{}",
+                message()
+            );
         }
         for heap in self.open(Kind::Heap).to_vec() {
             for (addr, _) in self.blocks.remove(&heap).unwrap_or_default() {
@@ -391,14 +515,23 @@ impl World {
             assert_eq!(granule_heap_audit(heap), GRANULE_OK, "{}", message());
         }
         // A heap that was closed with blocks in it has given its memory back all the same.
-        for kind in [Kind::Import, Kind::Arena, Kind::Heap, Kind::Pool, Kind::Stream] {
+        for kind in [
+            Kind::Import,
+            Kind::Arena,
+            Kind::Heap,
+            Kind::Pool,
+            Kind::Stream,
+        ] {
             while let Some(handle) = self.open(kind).last().copied() {
                 self.close(kind, handle, true);
             }
         }
         while let Some(device) = self.open(Kind::Device).last().copied() {
             let (mut free, mut total) = (0, 0);
-            assert_eq!(unsafe { granule_device_memory(device, &raw mut free, &raw mut total) }, GRANULE_OK);
+            assert_eq!(
+                unsafe { granule_device_memory(device, &raw mut free, &raw mut total) },
+                GRANULE_OK
+            );
             assert!(free == total, "{} bytes are lost", total - free);
             self.close(Kind::Device, device, true);
         }
@@ -414,5 +547,7 @@ fn delete(managed: *mut c_void, versioned: u32) {
 }
 
 fn message() -> String {
-    unsafe { CStr::from_ptr(granule_last_error()) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(granule_last_error()) }
+        .to_string_lossy()
+        .into_owned()
 }
