@@ -40,7 +40,7 @@ class GranuleError(RuntimeError):
 class HeapStats(c.Structure):
     _fields_ = [(name, c.c_uint64) for name in (
         "live", "live_peak", "blocks", "held", "held_peak", "granules", "free", "largest_free", "idle", "limbo", "aliases",
-        "allocs", "hits", "misses", "remaps", "creates", "host_waits", "device_waits", "failures", "broken")]
+        "allocs", "hits", "misses", "remaps", "creates", "host_waits", "device_waits", "failures", "broken", "scoped")]
 
 
 class TorchStats(c.Structure):

@@ -222,7 +222,8 @@ typedef struct granule_heap_config {
 // A heap: blocks of any size in stream order; 0 is none.
 typedef uint64_t granule_heap;
 
-// Figures of a heap over all its streams. Sizes in bytes. `held == live + free` and `allocs == hits + misses`.
+// Figures of a heap over all its streams. Sizes in bytes. `held == live + free` and `allocs == hits + misses`. Blocks in
+// `limbo`, freed while other streams use them, count as live; `scoped` is what captures keep, or private pools of PyTorch.
 typedef struct granule_heap_stats {
   uint64_t live;
   uint64_t live_peak;
@@ -244,6 +245,7 @@ typedef struct granule_heap_stats {
   uint64_t device_waits;
   uint64_t failures;
   uint64_t broken;
+  uint64_t scoped;
 } granule_heap_stats;
 
 // Called when an allocation is about to fail: `requested` bytes, for the `attempt`-th time (1 at first), and why. Not 0 to

@@ -41,7 +41,8 @@ pub struct granule_heap_config {
     pub rounding: u32,
 }
 
-/// Figures of a heap over all its streams. Sizes in bytes. `held == live + free` and `allocs == hits + misses`.
+/// Figures of a heap over all its streams. Sizes in bytes. `held == live + free` and `allocs == hits + misses`. Blocks in
+/// `limbo`, freed while other streams use them, count as live; `scoped` is what captures keep, or private pools of PyTorch.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs)]
@@ -66,6 +67,7 @@ pub struct granule_heap_stats {
     pub device_waits: u64,
     pub failures: u64,
     pub broken: u64,
+    pub scoped: u64,
 }
 
 impl From<HeapStats> for granule_heap_stats {
@@ -91,6 +93,7 @@ impl From<HeapStats> for granule_heap_stats {
             device_waits: stats.device_waits,
             failures: stats.failures,
             broken: stats.broken,
+            scoped: stats.scoped,
         }
     }
 }

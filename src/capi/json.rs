@@ -116,6 +116,7 @@ fn stats(out: &mut String, stats: &HeapStats) {
         ("device_waits", stats.device_waits),
         ("failures", stats.failures),
         ("broken", stats.broken),
+        ("scoped", stats.scoped),
     ];
     for (i, (name, value)) in figures.iter().enumerate() {
         let before = if i == 0 { '{' } else { ',' };
