@@ -458,7 +458,8 @@ pub unsafe extern "C" fn granule_pool_create(
     })
 }
 
-/// Closes the handle. Arenas and heaps of the pool keep it alive.
+/// Closes the handle. Arenas and heaps of the pool keep it alive. Its thread, if memory is made or mapped ahead, ends the call
+/// it is in first; nobody waits for that.
 #[unsafe(no_mangle)]
 pub extern "C" fn granule_pool_close(pool: granule_pool) -> granule_status {
     guard(|| tables().pools.remove(pool).map(drop))

@@ -423,7 +423,8 @@ granule_status granule_pool_create(granule_device device,
                                    const struct granule_pool_config *config,
                                    granule_pool *out);
 
-// Closes the handle. Arenas and heaps of the pool keep it alive.
+// Closes the handle. Arenas and heaps of the pool keep it alive. Its thread, if memory is made or mapped ahead, ends the call
+// it is in first; nobody waits for that.
 granule_status granule_pool_close(granule_pool pool);
 
 // Changes the budget, in bytes. `GRANULE_BUSY` if more is in use.
