@@ -40,7 +40,7 @@ class GranuleError(RuntimeError):
 class HeapStats(c.Structure):
     _fields_ = [(name, c.c_uint64) for name in (
         "live", "live_peak", "blocks", "held", "held_peak", "granules", "free", "largest_free", "idle", "limbo", "aliases",
-        "allocs", "hits", "misses", "remaps", "creates", "host_waits", "device_waits", "failures", "broken")]
+        "allocs", "hits", "misses", "remaps", "creates", "host_waits", "device_waits", "failures", "broken", "scoped")]
 
 
 class TorchStats(c.Structure):
@@ -49,7 +49,13 @@ class TorchStats(c.Structure):
 
 
 class ArenaConfig(c.Structure):
-    _fields_ = [(name, c.c_uint64) for name in ("capacity", "min_capacity", "look_ahead")]
+    _fields_ = [(name, c.c_uint64) for name in ("capacity", "min_capacity", "look_ahead", "granule")]
+
+
+class PoolStats(c.Structure):
+    _fields_ = [(name, c.c_uint64) for name in (
+        "budget", "created", "mapped", "idle", "in_flight", "pending", "peak_created", "peak_mapped", "creates", "releases",
+        "recycled")]
 
 
 class ArenaInfo(c.Structure):
@@ -74,6 +80,7 @@ SIGNATURES = {
     "granule_pool_close": (c.c_int32, [U64]),
     "granule_pool_set_budget": (c.c_int32, [U64, U64]),
     "granule_pool_trim": (c.c_int32, [U64, U64, c.POINTER(U64)]),
+    "granule_pool_get_stats": (c.c_int32, [U64, c.POINTER(PoolStats)]),
     "granule_stream_close": (c.c_int32, [U64]),
     "granule_arena_create": (c.c_int32, [U64, c.POINTER(ArenaConfig), c.POINTER(U64)]),
     "granule_arena_close": (c.c_int32, [U64]),
@@ -81,12 +88,14 @@ SIGNATURES = {
     "granule_arena_grow": (c.c_int32, [U64, U64, U64]),
     "granule_arena_grow_all": (c.c_int32, [c.POINTER(U64), c.POINTER(U64), c.c_size_t, U64]),
     "granule_arena_shrink": (c.c_int32, [U64, U64]),
+    "granule_arena_shrink_deferred": (c.c_int32, [U64, U64]),
     "granule_arena_record_use": (c.c_int32, [U64, U64]),
     "granule_arena_export_dlpack": (c.c_int32, [U64, c.POINTER(Tensor), c.c_uint32, c.POINTER(PTR)]),
     "granule_string_free": (None, [PTR]),
     "granule_torch_configure": (c.c_int32, [c.c_char_p]),
     "granule_torch_set_raise": (None, [PTR, PTR]),
     "granule_torch_get_stats": (c.c_int32, [INT, c.POINTER(TorchStats)]),
+    "granule_torch_costs": (c.c_int32, [INT, c.POINTER(PTR)]),
     "granule_torch_reset_peaks": (c.c_int32, [INT]),
     "granule_torch_pool": (c.c_int32, [INT, c.POINTER(U64)]),
     "granule_torch_heap": (c.c_int32, [INT, c.POINTER(U64)]),
@@ -239,6 +248,46 @@ def stats(device=0):
     return figures
 
 
+def costs(device=0):
+    """What serving has cost so far: calls and nanoseconds of `allocs`, of `frees`, and of each call of the `driver`. Raises
+    unless the settings say `timing:True`."""
+    text = PTR()
+    check(library().granule_torch_costs(device, c.byref(text)))
+    try:
+        return json.loads(c.cast(text, c.c_char_p).value)
+    finally:
+        library().granule_string_free(text)
+
+
+_pools = {}
+
+
+def _pool(device):
+    """A handle of the pool that serves a device, kept."""
+    if device not in _pools:
+        pool = U64()
+        check(library().granule_torch_pool(device, c.byref(pool)))
+        _pools[device] = pool.value
+    return _pools[device]
+
+
+def pool_stats(device=0):
+    """The figures of the pool that serves a device, in bytes: of PyTorch's memory and of arenas together."""
+    raw = PoolStats()
+    check(library().granule_pool_get_stats(_pool(device), c.byref(raw)))
+    return {name: getattr(raw, name) for name, *_ in PoolStats._fields_}
+
+
+def make_room(bytes, device=0):
+    """Before memory for an arena is taken: if the pool would have to pass its highest footprint for it, what PyTorch has freed
+    goes to the pool first, as far as no queued work uses it. Costs nothing when the pool has enough."""
+    raw = PoolStats()
+    check(library().granule_pool_get_stats(_pool(device), c.byref(raw)))
+    if bytes > raw.idle and raw.created + bytes - raw.idle > raw.peak_created:
+        # Nothing of the pool's own is released: as much as there is may stay.
+        check(library().granule_pool_trim(_pool(device), c.c_uint64(-1).value, None))
+
+
 def reset_peaks(device=0):
     """Sets the peaks of a device to what there is now."""
     check(library().granule_torch_reset_peaks(device))
@@ -246,12 +295,7 @@ def reset_peaks(device=0):
 
 def set_budget(bytes, device=0):
     """Sets the most that may be created on a device. Raises if more is in use."""
-    pool = U64()
-    check(library().granule_torch_pool(device, c.byref(pool)))
-    try:
-        check(library().granule_pool_set_budget(pool, int(bytes)))
-    finally:
-        library().granule_pool_close(pool)
+    check(library().granule_pool_set_budget(_pool(device), int(bytes)))
 
 
 def summary(device=0):
@@ -305,9 +349,71 @@ def _capsule(managed):
     return new(managed, b"dltensor", None)
 
 
-# DLPack's code and bits for PyTorch's types, by name so that this file can be read without PyTorch.
-TYPES = {"float32": (2, 32), "float64": (2, 64), "float16": (2, 16), "bfloat16": (4, 16), "int8": (0, 8), "int16": (0, 16),
-         "int32": (0, 32), "int64": (0, 64), "uint8": (1, 8), "bool": (6, 8)}
+class Arena:
+    """A range of addresses on a device with memory behind its first bytes, which grows in place: its address never changes,
+    nothing is copied. Memory comes from the pool that serves PyTorch there, under the same budget.
+
+    `bytes` is one flat tensor of `uint8` over all of the addresses, made once: everything else is a view of it, in any type
+    and shape. Only what was grown into may be touched.
+    """
+
+    def __init__(self, capacity, device=0, look_ahead=0, granule=0):
+        import torch
+        self.capacity, self.device = int(capacity), device
+        lib = library()
+        arena, managed = U64(), PTR()
+        config = ArenaConfig(self.capacity, 0, look_ahead, granule)
+        check(lib.granule_arena_create(_pool(device), c.byref(config), c.byref(arena)))
+        self.handle = arena.value
+        self.close = weakref.finalize(self, lib.granule_arena_close, self.handle)
+        # PyTorch asks the driver about the address, so something has to be there.
+        check(lib.granule_arena_grow(self.handle, 1, 0))
+        described = Tensor(start=0, ndim=1, code=1, bits=8, lanes=1)
+        described.shape[0] = self.capacity
+        check(lib.granule_arena_export_dlpack(self.handle, c.byref(described), 0, c.byref(managed)))
+        self.bytes = torch.utils.dlpack.from_dlpack(_capsule(managed))
+
+    def stream(self):
+        """The library's handle of PyTorch's current stream; 0 for memory of the host."""
+        if not self.bytes.is_cuda:
+            return 0
+        import torch
+        return _stream(self.device, torch._C._cuda_getCurrentRawStream(self.device))
+
+    def grow(self, to):
+        """Memory for at least `to` bytes, for use on the current stream at once."""
+        check(library().granule_arena_grow(self.handle, to, self.stream()))
+
+    def grow_step(self, to):
+        """As `grow`, and answers how many bytes may be used: all that the step has mapped."""
+        lib, info = library(), ArenaInfo()
+        stream = self.stream()
+        check(lib.granule_arena_grow(self.handle, to, stream))
+        check(lib.granule_arena_get_info(self.handle, c.byref(info)))
+        check(lib.granule_arena_grow(self.handle, info.mapped, stream))
+        return info.mapped
+
+    def shrink(self, to):
+        """Gives memory past `to` bytes back. Waits for the streams that used it."""
+        # At least a byte stays, for the view of everything.
+        check(library().granule_arena_shrink(self.handle, max(to, 1)))
+
+    def give_back(self):
+        """Gives all memory back once the work queued so far is done, without waiting: what is done is looked at now, at the
+        next call, and when memory is short. Answers the bytes that are still mapped."""
+        check(library().granule_arena_shrink_deferred(self.handle, 1))
+        return self.info()["mapped"]
+
+    def use_on(self, stream):
+        """Says that work on a stream (its handle, as `stream` answers it) uses the memory from now on."""
+        if stream:
+            check(library().granule_arena_record_use(self.handle, stream))
+
+    def info(self):
+        """Address, length, capacity and mapped bytes."""
+        info = ArenaInfo()
+        check(library().granule_arena_get_info(self.handle, c.byref(info)))
+        return {name: getattr(info, name) for name, *_ in ArenaInfo._fields_}
 
 
 class GrowableTensor:
@@ -317,45 +423,18 @@ class GrowableTensor:
     Views of `grow` and `view` share the memory: shrinking or closing makes those that reach past the rest invalid.
     """
 
-    def __init__(self, max_rows, row_shape, dtype, device=0, look_ahead=0):
-        import torch
-        name = str(dtype).split(".")[-1]
-        if name not in TYPES:
-            raise TypeError(f"no growable tensors of {dtype}")
-        code, bits = TYPES[name]
+    def __init__(self, max_rows, row_shape, dtype, device=0, look_ahead=0, granule=0):
         self.max_rows, self.row_shape, self.dtype, self.device = int(max_rows), tuple(row_shape), dtype, device
-        self.row_bytes = bits // 8
+        self.row_bytes = dtype.itemsize
         for dim in self.row_shape:
             self.row_bytes *= dim
         if self.row_bytes <= 0 or self.max_rows <= 0:
             raise ValueError(f"{max_rows} rows of {row_shape} have no bytes")
         self.rows = 0
         self._open = 0
-        lib = library()
-        pool, arena = U64(), U64()
-        check(lib.granule_torch_pool(device, c.byref(pool)))
-        try:
-            config = ArenaConfig(self.max_rows * self.row_bytes, 0, look_ahead)
-            check(lib.granule_arena_create(pool, c.byref(config), c.byref(arena)))
-        finally:
-            lib.granule_pool_close(pool)
-        self._arena = arena.value
-        self._close = weakref.finalize(self, lib.granule_arena_close, self._arena)
-        # PyTorch asks the driver about the address, so something has to be there.
-        check(lib.granule_arena_grow(self._arena, 1, 0))
-        shape = (self.max_rows, *self.row_shape)
-        described = Tensor(start=0, ndim=len(shape), code=code, bits=bits, lanes=1)
-        described.shape[:len(shape)] = shape
-        managed = PTR()
-        check(lib.granule_arena_export_dlpack(self._arena, c.byref(described), 0, c.byref(managed)))
+        self._arena = Arena(self.max_rows * self.row_bytes, device, look_ahead, granule)
         # All of the addresses as one tensor, once: growing then costs no new one, only a narrower view.
-        self.full = torch.utils.dlpack.from_dlpack(_capsule(managed))
-
-    def _on(self):
-        if not self.full.is_cuda:
-            return 0
-        import torch
-        return _stream(self.device, torch.cuda.current_stream(self.device).cuda_stream)
+        self.full = self._arena.bytes.view(dtype).view(self.max_rows, *self.row_shape)
 
     def grow(self, rows):
         """Grows to at least `rows` rows and answers a view of them, for use on the current stream at once."""
@@ -366,26 +445,21 @@ class GrowableTensor:
     def reserve(self, rows):
         """Memory for at least `rows` rows, without changing how many there are."""
         if rows > self._open:
-            check(library().granule_arena_grow(self._arena, rows * self.row_bytes, self._on()))
+            self._arena.grow(rows * self.row_bytes)
             self._open = rows
 
     @staticmethod
     def grow_all(tensors, rows):
         """Grows each of several tensors of one device to `rows` rows, or none of them."""
-        GrowableTensor.reserve_all(tensors, rows)
-        for tensor in tensors:
-            tensor.rows = max(tensor.rows, rows)
-
-    @staticmethod
-    def reserve_all(tensors, rows):
-        """As `reserve` for each of several tensors of one device, or for none."""
         behind = [tensor for tensor in tensors if rows > tensor._open]
         if behind:
-            arenas = (U64 * len(behind))(*(tensor._arena for tensor in behind))
+            arenas = (U64 * len(behind))(*(tensor._arena.handle for tensor in behind))
             lens = (U64 * len(behind))(*(rows * tensor.row_bytes for tensor in behind))
-            check(library().granule_arena_grow_all(arenas, lens, len(behind), behind[0]._on()))
+            check(library().granule_arena_grow_all(arenas, lens, len(behind), behind[0]._arena.stream()))
         for tensor in behind:
             tensor._open = rows
+        for tensor in tensors:
+            tensor.rows = max(tensor.rows, rows)
 
     def append(self, rows):
         """Adds rows at the end, as `torch.cat` would, and answers a view of all."""
@@ -401,22 +475,19 @@ class GrowableTensor:
     def shrink(self, rows):
         """Gives memory past `rows` rows back. Waits for the streams that grew it."""
         if rows < self._open:
-            # At least a byte stays, for the view of everything.
-            check(library().granule_arena_shrink(self._arena, max(rows * self.row_bytes, 1)))
+            self._arena.shrink(rows * self.row_bytes)
             self._open = rows
         self.rows = min(self.rows, rows)
 
     def record_stream(self, stream):
         """Says that another stream uses the memory: giving it back waits for that one too."""
-        check(library().granule_arena_record_use(self._arena, _stream(self.device, stream.cuda_stream)))
+        self._arena.use_on(_stream(self.device, stream.cuda_stream))
 
     def info(self):
         """Address, length, capacity and mapped bytes."""
-        info = ArenaInfo()
-        check(library().granule_arena_get_info(self._arena, c.byref(info)))
-        return {name: getattr(info, name) for name, *_ in ArenaInfo._fields_}
+        return self._arena.info()
 
     def close(self):
         """Gives the memory back once no tensor points into it any more."""
-        self.full = None
-        self._close()
+        self.full = self._arena.bytes = None
+        self._arena.close()

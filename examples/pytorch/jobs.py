@@ -179,10 +179,11 @@ class Request:
 
 def serving(steps, device, size, make_cache=None):
     """Serving: batches of sequences arrive with prompts of many lengths, several at a time, and each grows by a token a
-    step; `make_cache` makes their KV caches, by default those that grow with `torch.cat`. Yields (tokens, check sum)."""
+    step; `make_cache(model, rows, length)` makes their KV caches, by default those that grow with `torch.cat`. Yields
+    (tokens, check sum)."""
     if make_cache is None:
         from transformers import DynamicCache
-        make_cache = DynamicCache
+        make_cache = lambda *_: DynamicCache()
     rng = seeded("serving")
     shape = dict(big=(2048, 8, 16000, 5504, 16), small=(64, 2, 128, 128, 2))[size]
     model = llama(*shape, device).eval()
@@ -193,7 +194,7 @@ def serving(steps, device, size, make_cache=None):
             rows, length = (rng.choice((4, 8, 16)), 8 * rng.randint(16, 256)) if size == "big" else (2, rng.randint(4, 32))
             count = rng.randint(12, 48) if size == "big" else rng.randint(2, 6)
             prompt = tokens(rng, shape[2], rows, length, device)
-            active.append(Request(model, make_cache(), prompt, count))
+            active.append(Request(model, make_cache(model, rows, length), prompt, count))
         done, check = 0, 0
         for request in list(active):
             before = request.tokens

@@ -1,14 +1,16 @@
 """Real jobs on four allocators: time per step, equal losses, peak of reserved memory, least budget that completes.
 
-    python3 examples/pytorch/matrix.py --json matrix.json            # six minutes on one H200
-    python3 examples/pytorch/matrix.py --jobs serving --allocators native,granule --phases time
+    python3 examples/pytorch/matrix.py --json matrix.json            # ten minutes on one H200
+    python3 examples/pytorch/matrix.py --jobs serving --allocators native,granule --phases time,arena
 
-In parts, each within a few minutes: `--phases time,arena --json a.json`, then `--phases budget,demo --resume a.json --json b.json`.
+In parts, each within a few minutes: `--phases time,arena --json a.json`, then `--phases budget,demo --resume a.json --json b.json`. A part that
+ran out of time goes on with `--resume` of its own file.
 
-Phases: `time` (one allocator after the other), `arena` (with `time`: serving with caches that grow in place beside
-those that are concatenated), `budget` (bisection between the peak of requested bytes and the peak of reserved ones, several processes at a time;
-cudaMallocAsync alone at the end), `exact` (a few steps with kernels that give the same bits every time, so that equal losses mean equal data),
-`demo` (a budget at which the native allocator dies of fragmentation and granule completes).
+Phases: `time` (several rounds; in each, every allocator has a fresh process, alone on the GPU, in an order that turns: figures are medians over the
+rounds of the medians over the steps, and a difference counts if the ranges of the rounds do not meet), `arena` (with `time`: serving with caches
+that grow in place beside those that are concatenated), `budget` (bisection between the peak of requested bytes and the peak of reserved ones,
+several processes at a time; cudaMallocAsync alone at the end), `exact` (a few steps with kernels that give the same bits every time, so that equal
+losses mean equal data), `demo` (a budget at which the native allocator dies of fragmentation and granule completes).
 """
 
 import argparse
@@ -37,56 +39,124 @@ def show(run):
             f"reserved {run['reserved_peak'] / GIB:.3f} GiB, left {run['reserved_after'] / GIB:.3f} GiB")
 
 
-def timed(runs):
-    """What counts of two runs of a job: times of the second one, where everything has been seen once."""
-    first, second = runs
-    if "error" in first or "error" in second:
-        return {"error": first.get("error") or second.get("error")}
-    times = second["times"]
+ARENAS = "serving in arenas"
+
+
+def measured(run):
+    """What counts of a run of a job."""
+    if "error" in run:
+        return {"error": run["error"]}
     # The first step makes the model.
-    later = times[1:]
+    later, cpu = run["times"][1:] or [0], run["cpu"][1:] or [0]
     return {
         "step_ms_median": 1e3 * statistics.median(later), "step_ms_mean": 1e3 * statistics.mean(later),
-        "cold_step_ms_mean": 1e3 * statistics.mean(first["times"][1:] or [0]), "total_s": sum(times), "cold_total_s": sum(first["times"]),
-        "requested_peak": second["requested_peak"], "reserved_peak": second["reserved_peak"],
-        "cold_reserved_peak": first["reserved_peak"], "results": second["results"], "cold_results": first["results"],
-        "completed": second["completed"] and first["completed"], "heap": second.get("heap"), "reserved_after": second["reserved_after"]}
+        "cpu_ms_median": 1e3 * statistics.median(cpu), "total_s": sum(run["times"]), "requested_peak": run["requested_peak"],
+        "reserved_peak": run["reserved_peak"], "results": run["results"], "completed": run["completed"],
+        "reserved_after": run["reserved_after"], "in_a_step": run.get("in_a_step")}
 
 
-def phase_time(args, out):
-    workers = {name: Worker(name, args.size) for name in args.allocators}
-    for name, worker in workers.items():
-        out["machine"][name] = worker.ask(hello=True, patience=240)
-        say(f"{name}: {out['machine'][name]}")
-    for name, worker in workers.items():
-        for job in args.jobs:
-            runs = []
-            for _ in range(2):
-                runs.append(worker.ask(job=job, steps=args.steps))
-                say(f"{job} on {name}: {show(runs[-1])}")
-            out["time"].setdefault(job, {})[name] = timed(runs)
-    return workers
+def summed(rounds):
+    """The rounds of a job on an allocator as one: medians of what they say, and how far apart they are."""
+    good = [one for one in rounds if "error" not in one]
+    if not good:
+        return {"error": rounds[0]["error"]}
+    middle = lambda key: statistics.median(one[key] for one in good)
+    medians = [one["step_ms_median"] for one in good]
+    return {
+        "rounds": len(good), "failed_rounds": len(rounds) - len(good), "step_ms_median": statistics.median(medians),
+        "step_ms_spread": [min(medians), max(medians)], "step_ms_mean": middle("step_ms_mean"), "total_s": middle("total_s"),
+        "total_s_spread": [min(one["total_s"] for one in good), max(one["total_s"] for one in good)],
+        "cpu_ms_median": middle("cpu_ms_median"), "requested_peak": max(one["requested_peak"] for one in good),
+        "reserved_peak": max(one["reserved_peak"] for one in good), "results": good[0]["results"], "again": good[-1]["results"],
+        "completed": all(one["completed"] for one in good), "reserved_after": max(one["reserved_after"] for one in good)}
 
 
-def phase_arena(args, out, workers):
+def apart(a, b):
+    """Whether two lists of rounds differ by more than either differs within itself: their ranges do not meet."""
+    return a[1] < b[0] or b[1] < a[0]
+
+
+def tasks(args, name, number):
+    """The jobs of a worker of a round, with the kind of cache."""
+    found = [(job, job, None) for job in args.jobs]
+    if name == "granule" and "arena" in args.phases and "serving" in args.jobs:
+        # Before and after the one with `torch.cat`, in turns.
+        at = [job for job, *_ in found].index("serving") + number % 2
+        found.insert(at, (ARENAS, "serving", "arena"))
+    return found
+
+
+def one_round(args, out, number, save):
+    """Each allocator in a fresh process, one after the other alone on the GPU, in an order that turns. False if time is up."""
+    names = list(args.allocators)
+    names = names[number % len(names):] + names[:number % len(names)]
+    # What a process loads before it touches the GPU is loaded by all at the same time, before any of them is timed.
+    workers = {name: Worker(name, args.size) for name in names}
+    answers = {name: worker.ask(ready=True, patience=120) for name, worker in workers.items()}
+    for name in names:
+        worker = workers[name]
+        if time.time() - START > args.deadline:
+            say(f"round {number + 1}: time is up before {name}")
+            for rest in workers.values():
+                rest.close()
+            return False
+        if "error" not in answers[name]:
+            hello = worker.ask(hello=True, patience=120)
+            out["machine"].setdefault(name, hello)
+            if number == 0:
+                say(f"{name}: {hello}")
+        for label, job, cache in tasks(args, name, number):
+            worker.ask(job=job, cache=cache, steps=args.warm, patience=120)
+            run = worker.ask(job=job, cache=cache, steps=args.steps, patience=180)
+            out["rounds"].setdefault(label, {}).setdefault(name, []).append(measured(run))
+            say(f"round {number + 1}: {label} on {name}: {show(run)}")
+        worker.close()
+        save()
+    return True
+
+
+def phase_time(args, out, save):
+    done = min((len(rounds) for runs in out["rounds"].values() for rounds in runs.values()), default=0)
+    for number in range(done, args.rounds):
+        if not one_round(args, out, number, save):
+            break
+    for label, runs in out["rounds"].items():
+        if label != ARENAS:
+            out["time"][label] = {name: summed(rounds) for name, rounds in runs.items()}
+    if "granule" in args.allocators and not out["costs"] and time.time() - START < args.deadline:
+        # Counting costs some time by itself, so it is done apart.
+        worker = Worker("granule", args.size, counted=True)
+        for label, job, cache in tasks(args, "granule", 0):
+            worker.ask(job=job, cache=cache, steps=args.warm, patience=120)
+            run = worker.ask(job=job, cache=cache, steps=args.steps, patience=180)
+            if "error" in run:
+                out["costs"][label] = {"error": run["error"]}
+                continue
+            steps = run["times"][len(run["times"]) // 2:] or [0]
+            out["costs"][label] = dict(run.get("in_a_step") or {}, step_ms=1e3 * statistics.mean(steps))
+        if "arena" in args.phases:
+            out["attention"] = worker.ask(attention=True, patience=60)
+            say(f"attention by layout: {out['attention']}")
+        worker.close()
+        save()
+
+
+def phase_arena(args, out):
     """Tokens a second and peaks of serving: caches by cat on each allocator, and in arenas on granule."""
-    if "serving" not in args.jobs:
-        return
-    runs = {f"cat on {name}": out["time"]["serving"].get(name) for name in workers}
-    if "granule" in workers:
-        pair = []
-        for _ in range(2):
-            pair.append(workers["granule"].ask(job="serving", cache="arena", steps=args.steps))
-            say(f"serving in arenas on granule: {show(pair[-1])}")
-        runs["arenas on granule"] = timed(pair)
-    for name, run in runs.items():
-        if not run or "error" in run:
+    runs = {f"cat on {name}": rounds for name, rounds in out["rounds"].get("serving", {}).items()}
+    if ARENAS in out["rounds"]:
+        runs["arenas on granule"] = out["rounds"][ARENAS]["granule"]
+    for name, rounds in runs.items():
+        run = summed(rounds)
+        if "error" in run:
             out["serving"][name] = run
             continue
         tokens = sum(result[0] for result in run["results"])
+        slow, fast = run["total_s_spread"][::-1]
         out["serving"][name] = {
-            "tokens_a_second": tokens / run["total_s"], "reserved_peak": run["reserved_peak"], "checks": run["results"],
-            "requested_peak": run["requested_peak"]}
+            "tokens_a_second": tokens / run["total_s"], "spread": [tokens / slow, tokens / fast], "checks": run["results"],
+            "step_ms_median": run["step_ms_median"], "step_ms_spread": run["step_ms_spread"], "cpu_ms_median": run["cpu_ms_median"],
+            "reserved_peak": run["reserved_peak"], "requested_peak": run["requested_peak"]}
 
 
 def least(args, worker, job, low, high, tolerance):
@@ -140,7 +210,7 @@ def phase_budget(args, out):
             warm = worker.ask(job=job, steps=2, patience=240)
             if "error" in warm:
                 return job, name, warm
-            high = max(run["reserved_peak"], run["cold_reserved_peak"], base) + (2 << 20)
+            high = max(run["reserved_peak"], base) + (2 << 20)
             budget, trials = least(args, worker, job, int(base), int(high), args.tolerance * (3 if name == "async" else 1))
             return job, name, {"least_budget": budget, "trials": trials}
         finally:
@@ -179,6 +249,8 @@ def phase_exact(args, out):
         runs = {}
         for job in args.jobs:
             runs[job] = [worker.ask(job=job, steps=6) for _ in range(2 if name == "native" else 1)]
+        if name == "granule" and "serving" in args.jobs:
+            runs["serving"].append(worker.ask(job="serving", cache="arena", steps=6))
         worker.close()
         return runs
 
@@ -199,14 +271,29 @@ def same(a, b):
     return max((abs(x - y) for x, y in zip(flat(a), flat(b))), default=0.0)
 
 
+def verdict(runs, name):
+    """How an allocator stands against the fastest of the others."""
+    others = {other: run for other, run in runs.items() if other != name and "error" not in run}
+    if not others or "error" in runs[name]:
+        return ""
+    best = min(others, key=lambda other: others[other]["step_ms_median"])
+    mine, theirs = runs[name], others[best]
+    change = 100 * (mine["step_ms_median"] / theirs["step_ms_median"] - 1)
+    clear = apart(mine["step_ms_spread"], theirs["step_ms_spread"])
+    return (f"  {name} takes {abs(change):.1f} % {'more' if change > 0 else 'less'} time a step than {best}, the fastest other: "
+            + ("more than the spread" if clear else "within the spread"))
+
+
 def table(out):
     lines = []
     for job, runs in out["time"].items():
         base = requested(out, job)
         if base is None:
             continue
-        lines.append(f"\n{job} (peak of requested bytes {base / GIB:.3f} GiB)")
-        lines.append(f"  {'allocator':<12}{'ms a step':>10}{'mean':>9}{'total s':>9}{'reserved':>10}{'ratio':>8}{'least':>9}{'ratio':>8}  results")
+        rounds = max(run.get("rounds", 0) for run in runs.values())
+        lines.append(f"\n{job} (peak of requested bytes {base / GIB:.3f} GiB; {rounds} rounds)")
+        lines.append(f"  {'allocator':<12}{'ms a step':>10}{'spread':>18}{'mean':>9}{'cpu':>9}{'total s':>9}{'reserved':>10}{'ratio':>8}"
+                     f"{'least':>9}{'ratio':>8}  results")
         native = runs.get("native", {})
         for name, run in runs.items():
             if "error" in run:
@@ -215,27 +302,57 @@ def table(out):
             need = out["budget"].get(job, {}).get(name, {}).get("least_budget")
             budget = f"{need / GIB:>9.3f}{need / base:>8.3f}" if need else f"{'-':>9}{'-':>8}"
             far = same(run["results"], native["results"]) if native.get("results") else float("nan")
-            again = same(run["results"], run["cold_results"])
+            again = same(run["results"], run["again"])
             words = "equal to native" if far == 0 else f"differ from native by {far:g}"
             words += "" if again == 0 else f" (two runs differ by {again:g})"
-            lines.append(f"  {name:<12}{run['step_ms_median']:>10.2f}{run['step_ms_mean']:>9.2f}{run['total_s']:>9.2f}"
-                         f"{run['reserved_peak'] / GIB:>10.3f}{run['reserved_peak'] / base:>8.3f}{budget}  {words}")
+            spread = "{:.2f}..{:.2f}".format(*run["step_ms_spread"])
+            lines.append(f"  {name:<12}{run['step_ms_median']:>10.2f}{spread:>18}{run['step_ms_mean']:>9.2f}{run['cpu_ms_median']:>9.2f}"
+                         f"{run['total_s']:>9.2f}{run['reserved_peak'] / GIB:>10.3f}{run['reserved_peak'] / base:>8.3f}{budget}  {words}")
+        if "granule" in runs:
+            lines.append(verdict(runs, "granule"))
+    if out["costs"]:
+        lines.append("\ngranule in a step, later half of a run of its own that counts")
+        lines.append(f"  {'job':<24}{'step ms':>9}{'allocs':>9}{'frees':>9}{'misses':>8}{'alloc+free ms':>15}{'driver calls':>14}"
+                     f"{'driver ms':>11}  create/map/access/unmap/release/events")
+        for label, cost in out["costs"].items():
+            if "error" in cost:
+                lines.append(f"  {label:<24}{cost['error']}")
+                continue
+            of = lambda *names: "/".join(f"{cost.get('driver_' + name, 0):.2f}" for name in names)
+            events = sum(cost.get("driver_" + name, 0) for name in ("record_event", "query_event"))
+            lines.append(f"  {label:<24}{cost['step_ms']:>9.2f}{cost.get('allocs', 0):>9.0f}{cost.get('frees', 0):>9.0f}{cost.get('misses', 0):>8.2f}"
+                         f"{cost.get('allocs_ms', 0) + cost.get('frees_ms', 0):>15.3f}{cost.get('driver_calls', 0):>14.2f}{cost.get('driver_ms', 0):>11.3f}"
+                         f"  {of('create', 'map', 'set_access', 'unmap', 'release')}/{events:.2f}")
     if out["serving"]:
         lines.append("\nserving, KV caches by cat and in arenas")
         for name, run in out["serving"].items():
             if run and "error" not in run:
-                lines.append(f"  {name:<20}{run['tokens_a_second']:>10.0f} tokens/s  {run['reserved_peak'] / GIB:>8.3f} GiB reserved")
+                lines.append(f"  {name:<20}{run['tokens_a_second']:>10.0f} tokens/s ({run['spread'][0]:.0f}..{run['spread'][1]:.0f}) "
+                             f"{run['step_ms_median']:>8.2f} ms a step, {run['cpu_ms_median']:.2f} ms of it CPU, {run['reserved_peak'] / GIB:>8.3f} GiB reserved")
             else:
                 lines.append(f"  {name:<20}{run}")
-        checks = [run["checks"] for run in out["serving"].values() if run and "checks" in run]
+        good = {name: run for name, run in out["serving"].items() if run and "error" not in run}
+        checks = [run["checks"] for run in good.values()]
         lines.append(f"  tokens and check sums equal: {all(check == checks[0] for check in checks)}")
+        ours, theirs = good.get("arenas on granule"), good.get("cat on granule")
+        if ours and theirs:
+            clear = apart(ours["spread"], theirs["spread"])
+            lines.append(f"  arenas against cat on granule: {100 * (ours['tokens_a_second'] / theirs['tokens_a_second'] - 1):+.1f} % tokens a second, "
+                         f"{'more than' if clear else 'within'} the spread")
+    layout = out["attention"]
+    if "error" in layout:
+        lines.append(f"  attention by layout: {layout['error']}")
+    elif layout:
+        lines.append("  a layer's attention for one token over {length} of {batch} sequences: {attend_cat_us:.1f} us over tensors of torch.cat, "
+                     "{attend_arena_us:.1f} us over rows of an arena;\n  adding the token's keys: {add_cat_us:.1f} us by torch.cat, "
+                     "{add_arena_us:.1f} us in place (results differ by {differ:g})".format(**layout))
     for job, exact in out["exact"].items():
         if "error" in exact:
             lines.append(f"\n{job}, kernels that give the same bits: {exact['error']}")
             continue
-        first, again, ours = exact["results"]
+        first, again, ours, *arenas = exact["results"]
         lines.append(f"\n{job}, kernels that give the same bits: granule differs from native by {same(first, ours):g}, "
-                     f"two runs of native by {same(first, again):g}")
+                     f"two runs of native by {same(first, again):g}" + "".join(f", arenas on granule by {same(first, one):g}" for one in arenas))
     for job, demo in out["demo"].items():
         lines.append(f"\n{job} in {demo['budget'] / GIB:.3f} GiB:")
         for name in ("native", "granule"):
@@ -250,14 +367,16 @@ def main():
     parser.add_argument("--jobs", type=listed, default=JOBS)
     parser.add_argument("--allocators", type=listed, default=ALLOCATORS)
     parser.add_argument("--phases", type=listed, default=("time", "arena", "budget", "demo", "exact"))
-    parser.add_argument("--resume", help="go on with the figures of that file, for phases other than time")
-    parser.add_argument("--deadline", type=float, default=500, help="seconds after which bisections end where they are")
+    parser.add_argument("--resume", help="go on with the figures of that file; the phase time adds the rounds that are missing")
+    parser.add_argument("--deadline", type=float, default=500, help="seconds after which no round begins and bisections end where they are")
+    parser.add_argument("--rounds", type=int, default=3, help="of the phase time: fresh processes for each allocator")
+    parser.add_argument("--warm", type=int, default=3, help="steps of a job before it is timed")
     parser.add_argument("--steps", type=int, default=None, help="steps of a job; its own number by default")
     parser.add_argument("--size", choices=("big", "small"), default="big")
     parser.add_argument("--parallel", type=int, default=5, help="processes of the bisection at a time")
     parser.add_argument("--tolerance", type=float, default=0.003, help="of the least budget, as a part of it")
     args = parser.parse_args()
-    out = {"machine": {}, "time": {}, "serving": {}, "budget": {}, "demo": {}, "exact": {}}
+    out = {"machine": {}, "rounds": {}, "time": {}, "costs": {}, "attention": {}, "serving": {}, "budget": {}, "demo": {}, "exact": {}}
     if args.resume:
         with open(args.resume, encoding="utf-8") as file:
             out.update(json.load(file))
@@ -270,13 +389,11 @@ def main():
                 json.dump(out, file)
 
     if "time" in args.phases:
-        workers = phase_time(args, out)
+        phase_time(args, out, save)
         save()
-        if "arena" in args.phases:
-            phase_arena(args, out, workers)
-            save()
-        for worker in workers.values():
-            worker.close()
+    if "arena" in args.phases:
+        phase_arena(args, out)
+        save()
     if "budget" in args.phases:
         phase_budget(args, out)
         save()

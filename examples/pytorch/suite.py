@@ -403,6 +403,61 @@ def mem_pool(torch, g):
 
 
 @test
+def recorded_use_in_a_private_pool(torch, g):
+    """What another stream still uses is not handed out again within its pool either; what nobody uses is, at once."""
+    lib, side, size = g.library(), torch.cuda.Stream(), 8 * MIB
+    here = torch.cuda.current_stream().cuda_stream
+    lib.granule_torch_begin_pool(0, 77, 1, None)
+    try:
+        first = lib.granule_torch_alloc(size, 0, here)
+        lib.granule_torch_free(first, size, 0, here)
+        assert lib.granule_torch_alloc(size, 0, here) == first
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(50_000_000)
+        lib.granule_torch_record_stream(first, side.cuda_stream)
+        lib.granule_torch_free(first, size, 0, here)
+        second = lib.granule_torch_alloc(size, 0, here)
+        assert second and second != first
+        lib.granule_torch_free(second, size, 0, here)
+    finally:
+        lib.granule_torch_end_pool(0, 77, 1)
+        lib.granule_torch_release_pool(0, 77, 1)
+
+
+@test
+def caches_in_arenas(torch, g):
+    """KV caches in arenas hold what caches by `torch.cat` do, over requests that come and go, and leave next to nothing."""
+    import random
+    import arena_cache
+    from transformers import DynamicCache, LlamaConfig
+    rng, layers, shelf = random.Random(5), 4, arena_cache.Shelf(0)
+    config = LlamaConfig(hidden_size=512, num_hidden_layers=layers, num_attention_heads=8)
+    before, active = settle(torch, g)["reserved"], []
+    for _ in range(60):
+        while len(active) < 3:
+            batch, length = rng.choice((1, 4, 8)), rng.randint(1, 2000)
+            ours = arena_cache.ArenaCache(config, shelf)
+            if rng.random() < 0.5:
+                ours.reserve(batch, length, torch.bfloat16)
+            active.append([DynamicCache(), ours, batch, length, rng.randint(1, 20)])
+        for request in list(active):
+            for layer in range(layers):
+                new = [torch.randn(request[2], 8, request[3], 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+                want, got = request[0].update(*new, layer), request[1].update(*new, layer)
+                assert all(torch.equal(a, b) for a, b in zip(want, got))
+            request[3:] = 1, request[4] - 1
+            if not request[4]:
+                active.remove(request)
+        request = ours = new = want = got = None
+    active.clear()
+    torch.cuda.synchronize()
+    shelf.sweep()
+    assert not shelf.ending and len(shelf.ready) <= 4
+    shelf.close()
+    assert settle(torch, g)["reserved"] <= before + 4 * MIB
+
+
+@test
 def named_snapshot(torch, g):
     """test_memory_snapshot's counterpart: every live byte is in the snapshot, and the figures add up."""
     keep = [torch.empty(n * MIB + 13, dtype=torch.int8, device="cuda") for n in (1, 3, 50)]

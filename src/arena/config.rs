@@ -13,6 +13,10 @@ pub struct ArenaConfig {
     /// for the driver; 0 (off) by default. It costs that much memory while the arena may grow; a
     /// pool that is short takes it back.
     pub look_ahead: u64,
+    /// The largest granule and growth step of this arena: the device's granularity by a power of two, at
+    /// most the pool's largest granule, which is the default. Where several arenas and heaps come and
+    /// go in one pool, small ones (32 MiB, as a heap takes) waste less at each end and fit the next taker.
+    pub granule: Option<u64>,
 }
 
 impl ArenaConfig {
@@ -23,6 +27,16 @@ impl ArenaConfig {
             capacity,
             min_capacity: None,
             look_ahead: 0,
+            granule: None,
+        }
+    }
+
+    /// The settings with that largest granule.
+    #[must_use]
+    pub fn granule(self, bytes: u64) -> Self {
+        Self {
+            granule: Some(bytes),
+            ..self
         }
     }
 

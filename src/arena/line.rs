@@ -264,11 +264,11 @@ impl Line {
         Ok(())
     }
 
-    /// What the pool is asked for to map `bytes` more.
-    pub(super) fn need(&self, bytes: u64) -> Need {
+    /// What the pool is asked for to map `bytes` more, in granules of up to `largest`.
+    pub(super) fn need(&self, bytes: u64, largest: u64) -> Need {
         Need {
             bytes,
-            largest: self.pool.largest_granule(),
+            largest,
             at_most: self.reservation.len() - self.end(),
         }
     }

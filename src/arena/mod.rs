@@ -88,13 +88,22 @@ impl Arena {
         let device = pool.device();
         let shared = pool.shared();
         let smallest = shared.smallest_step();
+        let largest = config.granule.unwrap_or(shared.largest_granule());
+        let steps = largest / smallest;
+        if !largest.is_multiple_of(smallest)
+            || !steps.is_power_of_two()
+            || largest > shared.largest_granule()
+        {
+            return Err(Error::InvalidConfig {
+                what: "arena granule",
+                value: largest,
+                why: "it must be the smallest step times a power of two, and no larger than the pool's",
+            });
+        }
         let capacity = config.capacity.max(1);
         let at_least = config.min_capacity.unwrap_or(capacity).max(1);
         let reservation = Reservation::new(device, capacity, at_least, smallest)?;
-        let ladder = Ladder {
-            smallest,
-            largest: shared.largest_granule(),
-        };
+        let ladder = Ladder { smallest, largest };
         let shared = Arc::new_cyclic(|this| Shared {
             pool: pool.clone(),
             base: reservation.base(),

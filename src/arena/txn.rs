@@ -76,11 +76,14 @@ impl Needs {
     pub(super) fn of(all: &[(&Shared, &Line, u64)]) -> Self {
         let stepped = all.iter().map(|(arena, line, to)| {
             let (end, capacity) = (line.end(), line.reservation.len());
-            line.need(arena.ladder.missing(end, *to, capacity))
+            line.need(
+                arena.ladder.missing(end, *to, capacity),
+                arena.ladder.largest,
+            )
         });
-        let least = all
-            .iter()
-            .map(|(arena, line, to)| line.need(arena.ladder.exactly(line.end(), *to)));
+        let least = all.iter().map(|(arena, line, to)| {
+            line.need(arena.ladder.exactly(line.end(), *to), arena.ladder.largest)
+        });
         Self {
             stepped: stepped.collect(),
             least: least.collect(),

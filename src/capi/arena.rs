@@ -21,6 +21,8 @@ pub struct granule_arena_config {
     pub min_capacity: u64,
     /// Kept mapped ahead of the length by the pool's thread; 0 for nothing.
     pub look_ahead: u64,
+    /// Largest granule and growth step; 0 for the pool's.
+    pub granule: u64,
 }
 
 /// Figures of an arena. Sizes in bytes.
@@ -63,6 +65,7 @@ pub unsafe extern "C" fn granule_arena_create(
             capacity: config.capacity,
             min_capacity: (config.min_capacity != 0).then_some(config.min_capacity),
             look_ahead: config.look_ahead,
+            granule: (config.granule != 0).then_some(config.granule),
         };
         let arena = Arena::with_config(&pool, &settings)?;
         out.set(tables().arenas.insert(RwLock::new(arena))?);

@@ -1,7 +1,9 @@
 //! `GRANULE_CONF`: settings of the allocator under PyTorch, as text.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::driver::record::RecordDriver;
 use crate::units::{GIB, KIB, MIB, TIB};
 use crate::{Device, Error, HeapConfig, Policy, PoolConfig, Rounding};
 
@@ -16,11 +18,12 @@ use crate::{Device, Error, HeapConfig, Policy, PoolConfig, Rounding};
 /// | `base` | size | created up front and kept |
 /// | `watermark` | size | idle memory that is kept for reuse; an eighth of the budget by default |
 /// | `granule_max`, `granule_min` | size | [`HeapConfig::granule_max`], [`HeapConfig::granule_min`] |
-/// | `slack` | 1/10,000 | [`HeapConfig::slack`] |
+/// | `slack` | 1/10,000 | [`HeapConfig::slack`] and [`PoolConfig::slack`] |
 /// | `aliases` | count | [`HeapConfig::aliases`]; 0 unmaps at once, so that a use after free faults |
 /// | `wait_ms` | milliseconds | [`HeapConfig::wait`] and [`PoolConfig::wait`] |
 /// | `roundup_power2_divisions` | power of two | [`Rounding::Divisions`]; 1 is [`Rounding::PowerOfTwo`] |
 /// | `zero` | `True`, `False` | [`PoolConfig::zero_on_handover`] |
+/// | `timing` | `True`, `False` | count and time allocations, frees and driver calls, for `granule_torch_costs`; some 50 ns each |
 ///
 /// Keys that PyTorch knows and that mean nothing here, such as `expandable_segments` and `max_split_size_mb`, are errors
 /// as all others: a setting that does nothing is a mistake.
@@ -32,6 +35,7 @@ pub struct Conf {
     base: u64,
     watermark: Option<u64>,
     zero: bool,
+    timing: bool,
     wait: Option<Duration>,
     heap: HeapConfig,
 }
@@ -71,7 +75,7 @@ pub enum ConfError {
 }
 
 const KEYS: &str = "driver, budget, per_process_memory_fraction, base, watermark, granule_max, granule_min, slack, \
-                    aliases, wait_ms, roundup_power2_divisions, zero";
+                    aliases, wait_ms, roundup_power2_divisions, zero, timing";
 
 impl std::str::FromStr for Conf {
     type Err = ConfError;
@@ -108,6 +112,11 @@ impl Conf {
         let size = || size(value).ok_or_else(|| wrong("it is no size such as 512MiB or 1.5GiB"));
         let count = || value.parse::<u32>();
         let count = || count().map_err(|_| wrong("it is no whole number"));
+        let flag = || match value {
+            "True" | "true" | "1" => Ok(true),
+            "False" | "false" | "0" => Ok(false),
+            _ => Err(wrong("it is not True or False")),
+        };
         match key {
             "driver" => match value {
                 "cuda" | "host" | "sim" => self.driver = Some(value.to_owned()),
@@ -132,13 +141,8 @@ impl Conf {
                     _ => return Err(wrong("it is no power of two")),
                 }
             }
-            "zero" => {
-                self.zero = match value {
-                    "True" | "true" | "1" => true,
-                    "False" | "false" | "0" => false,
-                    _ => return Err(wrong("it is not True or False")),
-                }
-            }
+            "zero" => self.zero = flag()?,
+            "timing" => self.timing = flag()?,
             _ => {
                 return Err(ConfError::Key {
                     key: key.to_owned(),
@@ -162,6 +166,7 @@ impl Conf {
             budget,
             policy: Policy::Hybrid { base: self.base },
             watermark: self.watermark,
+            slack: Some(self.heap.slack),
             zero_on_handover: self.zero,
             wait: self.wait.unwrap_or(default.wait),
             ..default
@@ -177,12 +182,17 @@ impl Conf {
         }
     }
 
-    /// Opens the device of a number.
-    pub(super) fn open(&self, ordinal: u32) -> Result<Device, Error> {
-        match self.driver.as_deref() {
-            None | Some("cuda") => Device::cuda(ordinal),
-            Some(name) => Device::by_name(name),
+    /// Opens the device of a number, and what counts its calls if that is wanted.
+    pub(super) fn open(&self, ordinal: u32) -> Result<(Device, Option<Arc<RecordDriver>>), Error> {
+        let device = match self.driver.as_deref() {
+            None | Some("cuda") => Device::cuda(ordinal)?,
+            Some(name) => Device::by_name(name)?,
+        };
+        if !self.timing {
+            return Ok((device, None));
         }
+        let record = Arc::new(RecordDriver::new(device.driver().clone()));
+        Ok((Device::from_driver(record.clone()), Some(record)))
     }
 }
 
@@ -214,13 +224,14 @@ mod tests {
 
     #[test]
     fn settings_are_read() {
-        let conf: Conf = "budget:1.5GiB, granule_max:64MiB,aliases:0,wait_ms:20,zero:True,"
-            .parse()
-            .unwrap();
+        let conf: Conf =
+            "budget:1.5GiB, granule_max:64MiB,aliases:0,wait_ms:20,zero:True,timing:1,"
+                .parse()
+                .unwrap();
         assert_eq!(conf.budget, Some(3 * GIB / 2));
         assert_eq!((conf.heap.granule_max, conf.heap.aliases), (64 * MIB, 0));
         assert_eq!(conf.wait, Some(Duration::from_millis(20)));
-        assert!(conf.zero);
+        assert!(conf.zero && conf.timing);
         assert_eq!("".parse::<Conf>().unwrap(), Conf::default());
         assert_eq!(size("4096"), Some(4096));
     }
@@ -247,6 +258,7 @@ mod tests {
             "driver:rocm",
             "roundup_power2_divisions:3",
             "zero:maybe",
+            "timing:2",
             "slack:x",
         ] {
             assert!(matches!(error(text), ConfError::Value { .. }), "{text}");

@@ -67,6 +67,9 @@ pub struct granule_pool_config {
     pub policy: u32,
     /// Not 0: zero memory of one owner before another gets it.
     pub zero_on_handover: u32,
+    /// Created beyond the highest `mapped` and so much more, in 1/10,000, memory takes the place of idle granules;
+    /// `UINT32_MAX` for never.
+    pub slack: u32,
 }
 
 /// Figures of a pool. Sizes in bytes. `created == mapped + idle + in_flight` at every moment.
@@ -389,6 +392,7 @@ impl Default for granule_pool_config {
             wait_us: u64::try_from(config.wait.as_micros()).unwrap_or(u64::MAX),
             policy: GRANULE_POLICY_HYBRID,
             zero_on_handover: u32::from(config.zero_on_handover),
+            slack: config.slack.unwrap_or(u32::MAX),
         }
     }
 }
@@ -408,6 +412,7 @@ impl granule_pool_config {
             },
             watermark: (config.watermark != u64::MAX).then_some(config.watermark),
             zero_on_handover: config.zero_on_handover != 0,
+            slack: (config.slack != u32::MAX).then_some(config.slack),
             spare: config.spare,
             wait: std::time::Duration::from_micros(config.wait_us),
             ..PoolConfig::default()
@@ -453,7 +458,8 @@ pub unsafe extern "C" fn granule_pool_create(
     })
 }
 
-/// Closes the handle. Arenas and heaps of the pool keep it alive.
+/// Closes the handle. Arenas and heaps of the pool keep it alive. Its thread, if memory is made or mapped ahead, ends the call
+/// it is in first; nobody waits for that.
 #[unsafe(no_mangle)]
 pub extern "C" fn granule_pool_close(pool: granule_pool) -> granule_status {
     guard(|| tables().pools.remove(pool).map(drop))
@@ -524,4 +530,17 @@ pub extern "C" fn granule_pool_reset_peaks(pool: granule_pool) -> granule_status
         tables().pools.get(pool)?.reset_peaks();
         Ok(())
     })
+}
+
+/// Recounts what the pool has and compares it with its figures: `GRANULE_INTERNAL` if they differ. For tests: exact only
+/// while no other thread is inside a call that concerns the pool.
+#[unsafe(no_mangle)]
+pub extern "C" fn granule_pool_audit(pool: granule_pool) -> granule_status {
+    guard(|| Ok(tables().pools.get(pool)?.audit().map(drop)?))
+}
+
+/// How many handles of all kinds are open in this process. For tests that look for lost ones.
+#[unsafe(no_mangle)]
+pub extern "C" fn granule_open_handles() -> u64 {
+    tables().open() as u64
 }

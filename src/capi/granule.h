@@ -147,6 +147,9 @@ typedef struct granule_pool_config {
   uint32_t policy;
   // Not 0: zero memory of one owner before another gets it.
   uint32_t zero_on_handover;
+  // Created beyond the highest `mapped` and so much more, in 1/10,000, memory takes the place of idle granules;
+  // `UINT32_MAX` for never.
+  uint32_t slack;
 } granule_pool_config;
 
 // A pool; 0 is none.
@@ -175,6 +178,8 @@ typedef struct granule_arena_config {
   uint64_t min_capacity;
   // Kept mapped ahead of the length by the pool's thread; 0 for nothing.
   uint64_t look_ahead;
+  // Largest granule and growth step; 0 for the pool's.
+  uint64_t granule;
 } granule_arena_config;
 
 // An arena: one range of addresses whose length changes in place; 0 is none.
@@ -217,7 +222,8 @@ typedef struct granule_heap_config {
 // A heap: blocks of any size in stream order; 0 is none.
 typedef uint64_t granule_heap;
 
-// Figures of a heap over all its streams. Sizes in bytes. `held == live + free` and `allocs == hits + misses`.
+// Figures of a heap over all its streams. Sizes in bytes. `held == live + free` and `allocs == hits + misses`. Blocks in
+// `limbo`, freed while other streams use them, count as live; `scoped` is what captures keep, or private pools of PyTorch.
 typedef struct granule_heap_stats {
   uint64_t live;
   uint64_t live_peak;
@@ -239,6 +245,7 @@ typedef struct granule_heap_stats {
   uint64_t device_waits;
   uint64_t failures;
   uint64_t broken;
+  uint64_t scoped;
 } granule_heap_stats;
 
 // Called when an allocation is about to fail: `requested` bytes, for the `attempt`-th time (1 at first), and why. Not 0 to
@@ -416,7 +423,8 @@ granule_status granule_pool_create(granule_device device,
                                    const struct granule_pool_config *config,
                                    granule_pool *out);
 
-// Closes the handle. Arenas and heaps of the pool keep it alive.
+// Closes the handle. Arenas and heaps of the pool keep it alive. Its thread, if memory is made or mapped ahead, ends the call
+// it is in first; nobody waits for that.
 granule_status granule_pool_close(granule_pool pool);
 
 // Changes the budget, in bytes. `GRANULE_BUSY` if more is in use.
@@ -440,6 +448,13 @@ granule_status granule_pool_get_stats(granule_pool pool, struct granule_pool_sta
 
 // Sets the peaks of a pool to what there is now.
 granule_status granule_pool_reset_peaks(granule_pool pool);
+
+// Recounts what the pool has and compares it with its figures: `GRANULE_INTERNAL` if they differ. For tests: exact only
+// while no other thread is inside a call that concerns the pool.
+granule_status granule_pool_audit(granule_pool pool);
+
+// How many handles of all kinds are open in this process. For tests that look for lost ones.
+uint64_t granule_open_handles(void);
 
 // Makes an empty arena: addresses and no memory.
 //
@@ -550,6 +565,10 @@ granule_status granule_heap_trim(granule_heap heap, uint64_t *given_back);
 //
 // `out` is null or valid for a write.
 granule_status granule_heap_get_stats(granule_heap heap, struct granule_heap_stats *out);
+
+// Recounts what the heap has and compares it with its figures: `GRANULE_INTERNAL` if they differ. For tests: exact only
+// while no other thread is inside a call that concerns the heap.
+granule_status granule_heap_audit(granule_heap heap);
 
 // All that the heap holds, as JSON: `stats`, and for each of `streams` its `granules`, `blocks`, `free` runs and
 // `aliases`, addresses and bytes as numbers. Free the text with `granule_string_free`.
@@ -703,6 +722,16 @@ void granule_torch_release_pool(int device,
 //
 // `out` is null or valid for a write.
 granule_status granule_torch_get_stats(int device, struct granule_torch_stats *out);
+
+// What serving PyTorch on a device has cost so far, as JSON: calls and nanoseconds of `allocs` and `frees`, driver calls
+// included, and calls, failures and nanoseconds of each call of the `driver`. `GRANULE_UNSUPPORTED` unless the settings say
+// `timing:True`. Free the text with `granule_string_free`.
+//
+// # Safety
+//
+// `out` is null or valid for a write.
+granule_status granule_torch_costs(int device,
+                                   char **out);
 
 // Sets the peaks of a device to what there is now.
 granule_status granule_torch_reset_peaks(int device);

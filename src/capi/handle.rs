@@ -62,6 +62,10 @@ impl<T> Table<T> {
         object.ok_or_else(|| self.stale(handle))
     }
 
+    fn len(&self) -> usize {
+        self.slots.read().len()
+    }
+
     /// All objects there are.
     pub(super) fn all(&self) -> Vec<Arc<T>> {
         self.slots.read().values().cloned().collect()
@@ -85,6 +89,14 @@ pub(super) struct Tables {
     pub(super) arenas: Table<RwLock<Arena>>,
     pub(super) heaps: Table<Heap>,
     pub(super) imports: Table<super::dlpack::Import>,
+}
+
+impl Tables {
+    /// Handles that are open.
+    pub(super) fn open(&self) -> usize {
+        let memory = self.pools.len() + self.arenas.len() + self.heaps.len() + self.imports.len();
+        self.devices.len() + self.streams.len() + memory
+    }
 }
 
 /// The tables. Never dropped: at exit the driver may be gone before them.

@@ -41,7 +41,8 @@ pub struct granule_heap_config {
     pub rounding: u32,
 }
 
-/// Figures of a heap over all its streams. Sizes in bytes. `held == live + free` and `allocs == hits + misses`.
+/// Figures of a heap over all its streams. Sizes in bytes. `held == live + free` and `allocs == hits + misses`. Blocks in
+/// `limbo`, freed while other streams use them, count as live; `scoped` is what captures keep, or private pools of PyTorch.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs)]
@@ -66,6 +67,7 @@ pub struct granule_heap_stats {
     pub device_waits: u64,
     pub failures: u64,
     pub broken: u64,
+    pub scoped: u64,
 }
 
 impl From<HeapStats> for granule_heap_stats {
@@ -91,6 +93,7 @@ impl From<HeapStats> for granule_heap_stats {
             device_waits: stats.device_waits,
             failures: stats.failures,
             broken: stats.broken,
+            scoped: stats.scoped,
         }
     }
 }
@@ -298,6 +301,13 @@ pub unsafe extern "C" fn granule_heap_get_stats(
     })
 }
 
+/// Recounts what the heap has and compares it with its figures: `GRANULE_INTERNAL` if they differ. For tests: exact only
+/// while no other thread is inside a call that concerns the heap.
+#[unsafe(no_mangle)]
+pub extern "C" fn granule_heap_audit(heap: granule_heap) -> granule_status {
+    guard(|| Ok(tables().heaps.get(heap)?.audit().map(drop)?))
+}
+
 /// All that the heap holds, as JSON: `stats`, and for each of `streams` its `granules`, `blocks`, `free` runs and
 /// `aliases`, addresses and bytes as numbers. Free the text with `granule_string_free`.
 ///
@@ -319,8 +329,12 @@ pub unsafe extern "C" fn granule_heap_snapshot(
 
 /// A snapshot as a text that C owns.
 pub(super) fn snapshot(heap: &Heap) -> Outcome<*mut c_char> {
-    let text = CString::new(json::snapshot(&heap.snapshot()));
-    let text = text.map_err(|_| Failure::invalid("a zero in a snapshot"))?;
+    owned(json::snapshot(&heap.snapshot()))
+}
+
+/// A text that C owns.
+pub(super) fn owned(text: String) -> Outcome<*mut c_char> {
+    let text = CString::new(text).map_err(|_| Failure::invalid("a zero in a text"))?;
     Ok(text.into_raw())
 }
 

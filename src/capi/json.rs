@@ -1,7 +1,9 @@
 //! A snapshot as JSON. Small enough to be written by hand.
 
 use std::fmt::Write;
+use std::sync::atomic::Ordering::Relaxed;
 
+use super::torch_site::Timing;
 use crate::{BlockState, HeapSnapshot, HeapStats, Span, StreamSnapshot};
 
 /// The whole snapshot on one line.
@@ -11,6 +13,32 @@ pub(super) fn snapshot(snapshot: &HeapSnapshot) -> String {
     out.push_str(",\"streams\":");
     list(&mut out, &snapshot.streams, stream);
     out.push('}');
+    out
+}
+
+/// What serving PyTorch costs.
+pub(super) fn costs(timing: &Timing) -> String {
+    let mut out = String::from("{");
+    for (name, cost) in [("allocs", &timing.allocs), ("frees", &timing.frees)] {
+        let (calls, nanos) = (cost.calls.load(Relaxed), cost.nanos.load(Relaxed));
+        put(
+            &mut out,
+            format_args!("\"{name}\":{{\"calls\":{calls},\"nanos\":{nanos}}},"),
+        );
+    }
+    out.push_str("\"driver\":{");
+    for (i, (call, count)) in timing.record.snapshot().iter().enumerate() {
+        let before = if i == 0 { "" } else { "," };
+        let (name, calls, failures, nanos) =
+            (call.name(), count.calls, count.failures, count.nanos);
+        put(
+            &mut out,
+            format_args!(
+                "{before}\"{name}\":{{\"calls\":{calls},\"failures\":{failures},\"nanos\":{nanos}}}"
+            ),
+        );
+    }
+    out.push_str("}}");
     out
 }
 
@@ -88,6 +116,7 @@ fn stats(out: &mut String, stats: &HeapStats) {
         ("device_waits", stats.device_waits),
         ("failures", stats.failures),
         ("broken", stats.broken),
+        ("scoped", stats.scoped),
     ];
     for (i, (name, value)) in figures.iter().enumerate() {
         let before = if i == 0 { '{' } else { ',' };

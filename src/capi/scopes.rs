@@ -1,25 +1,22 @@
 //! Private pools of PyTorch: what CUDA graphs and `torch.cuda.MemPool` allocate.
 //!
 //! A captured graph writes to the addresses that its tensors had, also long after these were freed. So memory of a private
-//! pool goes to nobody else until PyTorch releases the pool: a freed block is kept, and handed out again only to the same
-//! pool on the same stream. All of it is allocated on a stream of the pool's own, on which no work is ever queued, so that
-//! no event is recorded on a stream under capture.
+//! pool goes to nobody else until PyTorch releases the pool. Each stream that allocates for a pool has a [`CaptureScope`] for
+//! it: what is freed there is handed out again in the order of that stream, no granule of it moves, and
+//! nothing is queued on a stream under capture.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::sync::Mutex;
-use crate::{Block, Heap, Result, Stream, StreamHeap};
+use crate::{Block, CaptureScope, Heap, Result, Stream};
 
 /// PyTorch's name of a private pool.
 pub(super) type PoolId = (u64, u64);
 
 /// Whether an allocation on a stream belongs to a pool.
 pub(super) type Filter = Arc<dyn Fn(u64) -> bool + Send + Sync>;
-
-/// A kept block may be so much larger than what is asked, in eighths of it.
-const SPARE_EIGHTHS: u64 = 1;
 
 /// The private pools of one device.
 #[derive(Default)]
@@ -40,18 +37,16 @@ struct State {
     live: HashMap<u64, Live>,
 }
 
+#[derive(Default)]
 struct Scope {
-    /// The heap's side for the pool's own stream.
-    heap: StreamHeap,
-    /// Freed blocks by stream and size.
-    kept: BTreeMap<(u64, u64), Vec<Block>>,
+    /// Its memory, by stream.
+    parts: HashMap<u64, Arc<CaptureScope>>,
     /// How many begins are not released.
     uses: usize,
 }
 
 struct Live {
-    block: Block,
-    stream: u64,
+    block: Arc<Block>,
     pool: PoolId,
 }
 
@@ -65,37 +60,22 @@ pub(super) enum Begun {
 
 impl Scopes {
     /// Allocations that pass the filter go to the pool from now on; all of them without one.
-    pub(super) fn begin(&self, heap: &Heap, pool: PoolId, filter: Option<Filter>) -> Result<Begun> {
-        let is_fresh = !self.state.lock().scopes.contains_key(&pool);
-        // Calls the driver, so without the lock.
-        let fresh = match is_fresh {
-            true => Some(heap.on(&heap.pool().device().create_stream()?)?),
-            false => None,
-        };
+    pub(super) fn begin(&self, pool: PoolId, filter: Option<Filter>) -> Begun {
         let mut state = self.state.lock();
         let other = |(id, other): &(PoolId, Option<Filter>)| {
             *id != pool && (filter.is_none() || other.is_none())
         };
         if state.active.iter().any(other) {
-            return Ok(Begun::Ambiguous);
+            return Begun::Ambiguous;
         }
-        if let Some(heap) = fresh
-            && !state.scopes.contains_key(&pool)
-        {
-            let scope = Scope {
-                heap,
-                kept: BTreeMap::new(),
-                uses: 0,
-            };
-            state.scopes.insert(pool, scope);
+        let scope = state.scopes.entry(pool).or_default();
+        scope.uses += 1;
+        if scope.uses == 1 {
             self.known.fetch_add(1, Relaxed);
-        }
-        if let Some(scope) = state.scopes.get_mut(&pool) {
-            scope.uses += 1;
         }
         state.active.push((pool, filter));
         self.active.store(state.active.len(), Relaxed);
-        Ok(Begun::Yes)
+        Begun::Yes
     }
 
     /// Allocations go to the heap again.
@@ -112,7 +92,7 @@ impl Scopes {
     }
 
     /// Gives the memory of a pool up for good, as often as it was begun. `streams` may still run its graphs.
-    pub(super) fn release(&self, pool: PoolId, streams: &[Stream]) {
+    pub(super) fn release(&self, pool: PoolId, streams: impl FnOnce() -> Vec<Stream>) {
         let scope = {
             let mut state = self.state.lock();
             let Some(scope) = state.scopes.get_mut(&pool) else {
@@ -128,71 +108,91 @@ impl Scopes {
             }
             scope
         };
-        let kept = scope.into_iter().flat_map(|scope| scope.kept);
-        for block in kept.flat_map(|(_, blocks)| blocks) {
-            free_behind(block, streams);
+        let streams = streams();
+        for part in scope.iter().flat_map(|scope| scope.parts.values()) {
+            for stream in &streams {
+                if let Err(error) = part.record_replay(stream) {
+                    tracing::warn!(%error, "a use of a private pool is not known");
+                }
+            }
         }
     }
 
-    /// A block of the pool that an allocation belongs to; `None` if it belongs to none.
-    pub(super) fn alloc(&self, size: u64, stream: u64) -> Result<Option<u64>> {
+    /// A block of the pool that an allocation belongs to; `None` if it belongs to none. `stream` makes the stream out of its
+    /// raw handle.
+    pub(super) fn alloc(
+        &self,
+        heap: &Heap,
+        size: u64,
+        raw: u64,
+        stream: impl FnOnce() -> Result<Stream>,
+    ) -> Result<Option<u64>> {
         if self.active.load(Relaxed) == 0 {
             return Ok(None);
         }
         let active = self.state.lock().active.clone();
         // Filters ask the driver about the stream, so without the lock.
         let applies = |(id, filter): &(PoolId, Option<Filter>)| {
-            filter.as_ref().is_none_or(|f| f(stream)).then_some(*id)
+            filter.as_ref().is_none_or(|f| f(raw)).then_some(*id)
         };
         let Some(pool) = active.iter().rev().find_map(applies) else {
             return Ok(None);
         };
-        let (kept, heap) = {
-            let mut state = self.state.lock();
-            let Some(scope) = state.scopes.get_mut(&pool) else {
-                return Ok(None);
-            };
-            (scope.take(size, stream), scope.heap.clone())
+        let known = match self.state.lock().scopes.get(&pool) {
+            Some(scope) => scope.parts.get(&raw).cloned(),
+            None => return Ok(None),
         };
-        let block = match kept {
-            Some(block) => block,
-            None => heap.alloc(size)?,
+        let part = match known {
+            Some(part) => part,
+            None => {
+                // Calls the driver, so without the lock.
+                let fresh = Arc::new(heap.capture_scope(&stream()?)?);
+                let mut state = self.state.lock();
+                match state.scopes.get_mut(&pool) {
+                    Some(scope) => scope.parts.entry(raw).or_insert(fresh.clone()).clone(),
+                    // Released meanwhile: it goes with its last block.
+                    None => fresh.clone(),
+                }
+            }
         };
+        let block = Arc::new(part.alloc(size)?);
         let addr = block.ptr().get();
-        let live = Live {
-            block,
-            stream,
-            pool,
-        };
-        self.state.lock().live.insert(addr, live);
+        let mut state = self.state.lock();
+        let is_known =
+            state.scopes.contains_key(&pool) || state.live.values().any(|other| other.pool == pool);
+        if !is_known {
+            // Released meanwhile: the block is what is left of it.
+            self.known.fetch_add(1, Relaxed);
+        }
+        state.live.insert(addr, Live { block, pool });
         Ok(Some(addr))
     }
 
-    /// Frees a block of a pool; false if it is none.
+    /// Frees a block of a pool; false if it is none. `streams` may still run graphs of a pool that is gone.
     pub(super) fn free(&self, addr: u64, streams: impl FnOnce() -> Vec<Stream>) -> bool {
         if self.known.load(Relaxed) == 0 {
             return false;
         }
-        let orphan = {
+        let (live, is_orphan) = {
             let mut state = self.state.lock();
             let Some(live) = state.live.remove(&addr) else {
                 return false;
             };
-            match state.scopes.get_mut(&live.pool) {
-                Some(scope) => {
-                    let key = (live.stream, live.block.len());
-                    scope.kept.entry(key).or_default().push(live.block);
-                    return true;
-                }
-                None => {
-                    if !state.live.values().any(|other| other.pool == live.pool) {
-                        self.known.fetch_sub(1, Relaxed);
-                    }
-                    live.block
+            let is_orphan = !state.scopes.contains_key(&live.pool);
+            if is_orphan && !state.live.values().any(|other| other.pool == live.pool) {
+                self.known.fetch_sub(1, Relaxed);
+            }
+            (live, is_orphan)
+        };
+        if is_orphan {
+            for stream in streams() {
+                if let Err(error) = live.block.record_use(&stream) {
+                    tracing::warn!(%error, "a use of a private pool is not known");
                 }
             }
-        };
-        free_behind(orphan, &streams());
+        }
+        // Without the lock: the heap may have work with it.
+        drop(live);
         true
     }
 
@@ -200,29 +200,14 @@ impl Scopes {
     pub(super) fn holds(&self, addr: u64) -> bool {
         self.known.load(Relaxed) > 0 && self.state.lock().live.contains_key(&addr)
     }
-}
 
-impl Scope {
-    /// The smallest kept block that fits without much waste.
-    fn take(&mut self, size: u64, stream: u64) -> Option<Block> {
-        let most = size.saturating_add(size / 8 * SPARE_EIGHTHS);
-        let found = self.kept.range((stream, size)..=(stream, most)).next();
-        let key = *found?.0;
-        let blocks = self.kept.get_mut(&key)?;
-        let block = blocks.pop();
-        if blocks.is_empty() {
-            self.kept.remove(&key);
+    /// A block of a pool.
+    pub(super) fn block(&self, addr: u64) -> Option<Arc<Block>> {
+        if self.known.load(Relaxed) == 0 {
+            return None;
         }
-        block
-    }
-}
-
-/// Frees a block after all that these streams have queued.
-fn free_behind(block: Block, streams: &[Stream]) {
-    for stream in streams {
-        if let Err(error) = block.record_use(stream) {
-            tracing::warn!(%error, "a use of a private pool is not known");
-        }
+        let state = self.state.lock();
+        state.live.get(&addr).map(|live| live.block.clone())
     }
 }
 
@@ -241,17 +226,23 @@ mod tests {
         Heap::new(&pool, HeapConfig::default()).unwrap()
     }
 
+    /// An allocation on a stream of that number; the default stream stands for each of them.
+    fn take(scopes: &Scopes, heap: &Heap, size: u64, raw: u64) -> Option<u64> {
+        let stream = || heap.pool().device().default_stream();
+        scopes.alloc(heap, size, raw, stream).unwrap()
+    }
+
     #[test]
     fn memory_of_a_pool_goes_to_nobody_else_until_its_release() {
         let (heap, scopes) = (heap(), Scopes::default());
         let stream = heap.pool().device().default_stream().unwrap();
-        assert_eq!(scopes.begin(&heap, POOL, None).unwrap(), Begun::Yes);
+        assert_eq!(scopes.begin(POOL, None), Begun::Yes);
         let kept: Vec<u64> = (0..12)
-            .map(|_| scopes.alloc(4 * MIB, 0).unwrap().unwrap())
+            .map(|_| take(&scopes, &heap, 4 * MIB, 0).unwrap())
             .collect();
         assert!(kept.iter().all(|addr| scopes.free(*addr, Vec::new)));
         scopes.end(POOL);
-        assert_eq!(scopes.alloc(MIB, 0).unwrap(), None);
+        assert_eq!(take(&scopes, &heap, MIB, 0), None);
         assert!(!scopes.free(kept[0], Vec::new), "freed twice");
         // 48 of 64 MiB are kept, also from somebody in need.
         assert!(
@@ -260,7 +251,7 @@ mod tests {
                 .is_out_of_memory()
         );
         assert_eq!(heap.trim(), 0);
-        scopes.release(POOL, std::slice::from_ref(&stream));
+        scopes.release(POOL, || vec![stream.clone()]);
         drop(heap.alloc(32 * MIB, &stream).unwrap());
         assert_eq!(scopes.known.load(Relaxed), 0);
         assert_eq!(heap.audit().unwrap().blocks, 0);
@@ -270,38 +261,53 @@ mod tests {
     fn only_what_passes_the_filter_belongs_to_a_pool() {
         let (heap, scopes) = (heap(), Scopes::default());
         let on = |wanted: u64| -> Filter { Arc::new(move |stream| stream == wanted) };
-        assert_eq!(scopes.begin(&heap, POOL, Some(on(1))).unwrap(), Begun::Yes);
-        assert_eq!(
-            scopes.begin(&heap, (9, 9), Some(on(2))).unwrap(),
-            Begun::Yes
+        assert_eq!(scopes.begin(POOL, Some(on(1))), Begun::Yes);
+        assert_eq!(scopes.begin((9, 9), Some(on(2))), Begun::Yes);
+        assert_eq!(scopes.begin((5, 5), None), Begun::Ambiguous);
+        let (a, b) = (
+            take(&scopes, &heap, 100, 1).unwrap(),
+            take(&scopes, &heap, 100, 2).unwrap(),
         );
-        assert_eq!(scopes.begin(&heap, (5, 5), None).unwrap(), Begun::Ambiguous);
-        let (a, b) = (scopes.alloc(100, 1).unwrap(), scopes.alloc(100, 2).unwrap());
-        assert_eq!(scopes.alloc(100, 3).unwrap(), None);
-        scopes.release(POOL, &[]);
+        assert_eq!(take(&scopes, &heap, 100, 3), None);
+        scopes.release(POOL, Vec::new);
         // A block that outlives its pool.
-        assert!(scopes.holds(a.unwrap()));
-        assert!(scopes.free(a.unwrap(), Vec::new) && scopes.free(b.unwrap(), Vec::new));
+        assert!(scopes.holds(a));
+        assert!(scopes.free(a, Vec::new) && scopes.free(b, Vec::new));
         assert_eq!(scopes.known.load(Relaxed), 1);
         scopes.end((9, 9));
         scopes.end(POOL);
-        scopes.release((9, 9), &[]);
+        scopes.release((9, 9), Vec::new);
         assert_eq!(scopes.known.load(Relaxed), 0);
         assert_eq!(heap.audit().unwrap().blocks, 0);
     }
 
     #[test]
-    fn a_kept_block_serves_what_nearly_fills_it() {
+    fn what_is_freed_in_a_pool_is_used_again_on_its_stream() {
         let (heap, scopes) = (heap(), Scopes::default());
-        scopes.begin(&heap, POOL, None).unwrap();
-        let a = scopes.alloc(8 * MIB, 1).unwrap().unwrap();
+        scopes.begin(POOL, None);
+        let a = take(&scopes, &heap, 8 * MIB, 1).unwrap();
         scopes.free(a, Vec::new);
-        assert_ne!(
-            scopes.alloc(4 * MIB, 1).unwrap(),
-            Some(a),
-            "half of it would be lost"
-        );
-        assert_ne!(scopes.alloc(8 * MIB, 2).unwrap(), Some(a), "another stream");
-        assert_eq!(scopes.alloc(15 * MIB / 2, 1).unwrap(), Some(a));
+        let b = take(&scopes, &heap, 8 * MIB, 2).unwrap();
+        assert_ne!(a, b, "another stream");
+        let parts = [4 * MIB, 4 * MIB].map(|size| take(&scopes, &heap, size, 1).unwrap());
+        assert_eq!(parts, [a, a + 4 * MIB]);
+    }
+
+    #[test]
+    fn a_recorded_use_keeps_a_block_from_its_own_pool() {
+        let (heap, scopes) = (heap(), Scopes::default());
+        let device = heap.pool().device().clone();
+        let other = device.create_stream().unwrap();
+        scopes.begin(POOL, None);
+        let a = take(&scopes, &heap, 8 * MIB, 1).unwrap();
+        let block = scopes.block(a).unwrap();
+        block.record_use(&other).unwrap();
+        let driver = device.driver();
+        driver.fill(block.range(), 1, other.id()).unwrap();
+        drop(block);
+        scopes.free(a, Vec::new);
+        assert_ne!(take(&scopes, &heap, 8 * MIB, 1), Some(a), "still in use");
+        other.synchronize().unwrap();
+        assert_eq!(take(&scopes, &heap, 8 * MIB, 1), Some(a));
     }
 }

@@ -10,11 +10,12 @@ use std::sync::OnceLock;
 use super::conf::Conf;
 use super::device::{granule_device, granule_pool, granule_stream, text};
 use super::error::{
-    Failure, GRANULE_OUT_OF_MEMORY, GRANULE_TOO_LARGE, Out, Outcome, drop_quietly,
-    granule_last_error, granule_status, guard,
+    Failure, GRANULE_OUT_OF_MEMORY, GRANULE_TOO_LARGE, GRANULE_UNSUPPORTED, Out, Outcome,
+    drop_quietly, granule_last_error, granule_status, guard,
 };
 use super::handle::tables;
-use super::heap::{granule_heap, granule_heap_stats, snapshot};
+use super::heap::{granule_heap, granule_heap_stats, owned, snapshot};
+use super::json;
 use super::scopes::{Begun, Filter};
 use super::torch_site::{Site, sites};
 use crate::sync::Mutex;
@@ -190,12 +191,12 @@ pub unsafe extern "C" fn granule_torch_record_stream(ptr: *mut c_void, stream: *
             // SAFETY: the caller's promise.
             return unsafe { record_arena(addr, raw) };
         };
-        // A block of a private pool goes to nobody else anyway.
-        if site.scopes.holds(addr) {
-            return Ok(());
-        }
         // SAFETY: the caller's promise.
         let used = unsafe { site.on(raw) }?;
+        // Within a private pool the next block on its stream must not come too early either.
+        if let Some(block) = site.scopes.block(addr) {
+            return Ok(block.record_use(used.stream())?);
+        }
         Ok(site.heap.record_use_raw(Va::new(addr), used.stream())?)
     });
 }
@@ -273,7 +274,7 @@ pub extern "C" fn granule_torch_empty_cache() {
 
 fn begin(device: c_int, id: (u64, u64), filter: Option<Filter>) -> Outcome {
     let site = sites().get(device)?;
-    match site.scopes.begin(&site.heap, id, filter)? {
+    match site.scopes.begin(id, filter) {
         Begun::Yes => Ok(()),
         Begun::Ambiguous => Err(Failure::invalid(
             "two private pools at a time need a filter each",
@@ -366,7 +367,7 @@ pub extern "C" fn granule_torch_end_pool(device: c_int, id_0: u64, id_1: u64) {
 pub extern "C" fn granule_torch_release_pool(device: c_int, id_0: u64, id_1: u64) {
     guard(|| {
         let site = sites().get(device)?;
-        site.scopes.release((id_0, id_1), &site.known_streams());
+        site.scopes.release((id_0, id_1), || site.known_streams());
         Ok(())
     });
 }
@@ -400,6 +401,32 @@ fn stats(site: &Site) -> granule_torch_stats {
         budget: pool.budget,
         heap: site.heap.stats().into(),
     }
+}
+
+/// What serving PyTorch on a device has cost so far, as JSON: calls and nanoseconds of `allocs` and `frees`, driver calls
+/// included, and calls, failures and nanoseconds of each call of the `driver`. `GRANULE_UNSUPPORTED` unless the settings say
+/// `timing:True`. Free the text with `granule_string_free`.
+///
+/// # Safety
+///
+/// `out` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn granule_torch_costs(
+    device: c_int,
+    out: *mut *mut c_char,
+) -> granule_status {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::new(out, "out") }?;
+        let timing = sites().get(device)?.timing().ok_or_else(|| {
+            Failure::new(
+                GRANULE_UNSUPPORTED,
+                "costs are counted with timing:True only",
+            )
+        })?;
+        out.set(owned(json::costs(timing))?);
+        Ok(())
+    })
 }
 
 /// Sets the peaks of a device to what there is now.

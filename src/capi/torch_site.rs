@@ -1,11 +1,13 @@
 //! What serves PyTorch on one device.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::conf::{Conf, fraction_of};
 use super::error::{Failure, GRANULE_BUSY, Outcome};
 use super::scopes::Scopes;
+use crate::driver::record::RecordDriver;
 use crate::sync::{Mutex, RwLock};
 use crate::units::Va;
 use crate::{Device, Error, Heap, Pool, Stream, StreamHeap};
@@ -24,6 +26,29 @@ pub(super) struct Site {
     /// Bytes that PyTorch asked for and did not free.
     requested: AtomicU64,
     requested_peak: AtomicU64,
+    timing: Option<Timing>,
+}
+
+/// What serving PyTorch costs, counted only on demand.
+pub(super) struct Timing {
+    pub(super) record: Arc<RecordDriver>,
+    pub(super) allocs: Cost,
+    pub(super) frees: Cost,
+}
+
+/// Calls of one kind, and the time in them.
+#[derive(Default)]
+pub(super) struct Cost {
+    pub(super) calls: AtomicU64,
+    pub(super) nanos: AtomicU64,
+}
+
+impl Cost {
+    fn add(&self, start: Instant) {
+        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.calls.fetch_add(1, Relaxed);
+        self.nanos.fetch_add(nanos, Relaxed);
+    }
 }
 
 /// All devices, and the settings they are opened with.
@@ -85,7 +110,7 @@ impl Sites {
 
 impl Site {
     fn open(conf: &Conf, ordinal: u32) -> Outcome<Self> {
-        let device = conf.open(ordinal)?;
+        let (device, record) = conf.open(ordinal)?;
         let pool = Pool::new(&device, conf.pool(&device))?;
         let heap = Heap::new(&pool, conf.heap(device.info().total_memory))?;
         Ok(Self {
@@ -96,6 +121,11 @@ impl Site {
             streams: RwLock::default(),
             requested: AtomicU64::new(0),
             requested_peak: AtomicU64::new(0),
+            timing: record.map(|record| Timing {
+                record,
+                allocs: Cost::default(),
+                frees: Cost::default(),
+            }),
         })
     }
 
@@ -129,7 +159,25 @@ impl Site {
     /// As [`on`](Self::on).
     #[inline]
     pub(super) unsafe fn alloc(&self, size: u64, raw: u64) -> Result<u64, Error> {
-        let addr = match self.scopes.alloc(size, raw)? {
+        let Some(timing) = &self.timing else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.take(size, raw) };
+        };
+        let start = Instant::now();
+        // SAFETY: the caller's promise.
+        let addr = unsafe { self.take(size, raw) };
+        timing.allocs.add(start);
+        addr
+    }
+
+    /// # Safety
+    ///
+    /// As [`on`](Self::on).
+    #[inline]
+    unsafe fn take(&self, size: u64, raw: u64) -> Result<u64, Error> {
+        // SAFETY: the caller's promise.
+        let stream = || unsafe { self.device.adopt_stream(raw) };
+        let addr = match self.scopes.alloc(&self.heap, size, raw, stream)? {
             Some(addr) => addr,
             None => {
                 let streams = self.streams.read();
@@ -156,7 +204,19 @@ impl Site {
     }
 
     /// Frees a block of `size` bytes as they were asked for.
+    #[inline]
     pub(super) fn free(&self, addr: u64, size: u64) -> Result<(), Error> {
+        let Some(timing) = &self.timing else {
+            return self.give(addr, size);
+        };
+        let start = Instant::now();
+        let freed = self.give(addr, size);
+        timing.frees.add(start);
+        freed
+    }
+
+    #[inline]
+    fn give(&self, addr: u64, size: u64) -> Result<(), Error> {
         if !self.scopes.free(addr, || self.known_streams()) {
             self.heap.free_raw(Va::new(addr))?;
         }
@@ -197,6 +257,11 @@ impl Site {
             self.requested.load(Relaxed),
             self.requested_peak.load(Relaxed),
         )
+    }
+
+    /// What serving costs, if that is counted.
+    pub(super) fn timing(&self) -> Option<&Timing> {
+        self.timing.as_ref()
     }
 
     /// Peaks are what there is now.

@@ -65,6 +65,7 @@ pub(crate) struct Held {
 pub(super) struct Books {
     stats: PoolStats,
     watermark: u64,
+    slack: Option<u32>,
     granularity: u64,
     /// Admitted and not created yet.
     promised: u64,
@@ -79,6 +80,8 @@ pub(super) struct Admission {
     pub(super) recycle: Vec<Vec<Raw>>,
     pub(super) create: Vec<Vec<u64>>,
     pub(super) release: Vec<Raw>,
+    /// Idle granules that make way for what is created, although the budget has room for both.
+    pub(super) trade: Vec<Raw>,
 }
 
 impl Books {
@@ -90,6 +93,7 @@ impl Books {
                 ..PoolStats::default()
             },
             watermark: config.watermark,
+            slack: config.slack,
             granularity: config.granularity,
             promised: 0,
             releasing: 0,
@@ -157,7 +161,29 @@ impl Books {
             self.promised += choice.create.iter().sum::<u64>();
             admission.create.push(choice.create);
         }
+        if admission.create.iter().any(|lens| !lens.is_empty()) {
+            self.trade(&mut admission);
+        }
         admission
+    }
+
+    /// Picks idle granules to release, so that what is promised does not take the pool past its slack.
+    /// None that is larger than what is over: the next taker may want it, and little stays over.
+    fn trade(&mut self, admission: &mut Admission) {
+        let Some(slack) = self.slack else {
+            return;
+        };
+        let base = self.stats.peak_mapped.max(self.in_use());
+        let more = u128::from(base) * u128::from(slack) / 10_000;
+        let ceiling = base.saturating_add(u64::try_from(more).unwrap_or(u64::MAX));
+        loop {
+            let over = self.committed().saturating_sub(ceiling);
+            let most = over.min(self.room().release);
+            let Some((&len, _)) = self.idle.range(..=most).next_back() else {
+                break;
+            };
+            admission.trade.extend(self.pop_for_release(len));
+        }
     }
 
     /// Moves one idle granule of that length in flight.

@@ -228,6 +228,8 @@ impl Shared {
             .into_iter()
             .map(|list| list.into_iter().map(|raw| self.own(raw)).collect())
             .collect();
+        // What the driver refuses is idle again, and nothing depends on it.
+        let _ = self.release_all(admission.trade);
         let mut outcome = self.release_all(admission.release).map_err(Error::from);
         if outcome.is_ok() {
             let wanted = admission.create.iter().enumerate();

@@ -40,6 +40,29 @@ fn contents_and_base_stay_while_it_grows_and_shrinks(on: On) {
     rig.assert_nothing_left();
 }
 
+fn an_arena_has_granules_as_small_as_it_asks_for(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(small_granules(128 * MIB));
+    let config = ArenaConfig::new(128 * MIB).granule(4 * MIB);
+    let arena = Arena::with_config(&pool, &config).unwrap();
+    arena.grow(62 * MIB).unwrap();
+    check_extents(&arena);
+    let largest = arena.ranges().iter().map(|e| e.range.len()).max();
+    assert_eq!(largest, Some(4 * MIB));
+    arena.grow(62 * MIB + 1).unwrap();
+    assert_eq!(arena.mapped(), 66 * MIB, "no step is larger than that");
+    for wrong in [0, MIB, 3 * MIB, 32 * MIB] {
+        let config = ArenaConfig::new(64 * MIB).granule(wrong);
+        let refused = Arena::with_config(&pool, &config);
+        assert!(
+            matches!(&refused, Err(Error::InvalidConfig { value, .. }) if *value == wrong),
+            "{refused:?}"
+        );
+    }
+    drop((arena, pool));
+    rig.assert_nothing_left();
+}
+
 fn a_truncated_tail_keeps_its_bytes(on: On) {
     let rig = Rig::new(on);
     let pool = rig.pool(small_granules(64 * MIB));
@@ -242,6 +265,7 @@ fn an_arena_that_is_looked_ahead_for_can_end_at_any_time(on: On) {
 
 on_each_driver! {
     contents_and_base_stay_while_it_grows_and_shrinks
+    an_arena_has_granules_as_small_as_it_asks_for
     a_truncated_tail_keeps_its_bytes
     a_deferred_tail_is_taken_back_with_its_bytes
     a_growth_into_a_deferred_tail_waits_on_the_host_when_no_stream_is_named

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// One that loads PyTorch, on a busy machine.
+const TORCH_PATIENCE: Duration = Duration::from_secs(240);
 
 /// Where `libgranule.so` is: beside this program, where cargo put it for this build.
 fn library_dir() -> PathBuf {
@@ -60,11 +62,11 @@ fn run(source: &str, device: &str) {
 
     let mut program = Command::new(&program);
     program.env("GRANULE_TEST_DEVICE", device);
-    wait(program, stem);
+    wait(program, stem, PATIENCE);
 }
 
 /// Runs a program for a while at most.
-fn wait(mut program: Command, stem: &str) {
+fn wait(mut program: Command, stem: &str, patience: Duration) {
     let mut child = program
         .env_remove("GRANULE_DRIVER")
         .stdout(Stdio::piped())
@@ -73,9 +75,9 @@ fn wait(mut program: Command, stem: &str) {
         .unwrap();
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > patience {
             let _ = child.kill();
-            panic!("{stem} takes longer than {PATIENCE:?}");
+            panic!("{stem} takes longer than {patience:?}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -116,14 +118,25 @@ fn a_failed_allocation_throws_through_the_library() {
     run("raise.cpp", "host");
 }
 
+/// Runs a program of `tests/python`, with the interpreter that `GRANULE_PYTHON` names.
+fn run_python(source: &str, patience: Duration) {
+    let python = std::env::var_os("GRANULE_PYTHON").unwrap_or("python3".into());
+    let mut python = Command::new(python);
+    python
+        .arg(root().join("tests/python").join(source))
+        .env("GRANULE_LIBRARY", library_dir().join("libgranule.so"));
+    wait(python, source, patience);
+}
+
 #[test]
 fn the_python_module_knows_the_structures() {
-    let root = root();
-    let mut python = Command::new("python3");
-    python
-        .arg(root.join("tests/python/module.py"))
-        .env("GRANULE_LIBRARY", library_dir().join("libgranule.so"));
-    wait(python, "module.py");
+    run_python("module.py", PATIENCE);
+}
+
+/// Does nothing where there is no PyTorch.
+#[test]
+fn caches_in_arenas_hold_what_caches_by_cat_do() {
+    run_python("caches.py", TORCH_PATIENCE);
 }
 
 #[test]

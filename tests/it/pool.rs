@@ -89,6 +89,53 @@ fn a_hybrid_pool_keeps_its_base_and_idle_up_to_the_watermark(on: On) {
     );
 }
 
+fn memory_that_fits_nobody_makes_way_for_what_does(on: On) {
+    for (slack, footprint) in [(None, 96 * MIB), (Some(0), 64 * MIB)] {
+        let rig = Rig::new(on);
+        let pool = rig.pool(PoolConfig {
+            slack,
+            watermark: Some(u64::MAX),
+            ..small_granules(256 * MIB)
+        });
+        let mut coarse = Arena::new(&pool, 64 * MIB).unwrap();
+        coarse.grow(64 * MIB).unwrap();
+        coarse.shrink(0).unwrap();
+        assert_eq!(audit(&pool).idle, 64 * MIB);
+        // Granules of 16 MiB are no use for steps of 4 MiB.
+        let fine = ArenaConfig::new(64 * MIB).granule(4 * MIB);
+        let fine = Arena::with_config(&pool, &fine).unwrap();
+        fine.grow(32 * MIB).unwrap();
+        rig.write(fine.range(), 1);
+        rig.check(fine.range(), 1);
+        let stats = audit(&pool);
+        assert_eq!(stats.created, footprint, "{stats:?}");
+        assert_eq!(stats.peak_created, footprint, "{stats:?}");
+        drop((coarse, fine, pool));
+        rig.assert_nothing_left();
+    }
+}
+
+fn a_release_that_is_refused_costs_no_growth(on: On) {
+    let rig = Rig::new(on);
+    let pool = rig.pool(PoolConfig {
+        slack: Some(0),
+        ..small_granules(256 * MIB)
+    });
+    let mut coarse = Arena::new(&pool, 32 * MIB).unwrap();
+    coarse.grow(32 * MIB).unwrap();
+    coarse.shrink(0).unwrap();
+    let fine = ArenaConfig::new(64 * MIB).granule(4 * MIB);
+    let fine = Arena::with_config(&pool, &fine).unwrap();
+    rig.fault.fail_from(Call::Release, 1, DriverCode::UNKNOWN);
+    fine.grow(32 * MIB).unwrap();
+    rig.fault.clear();
+    let stats = audit(&pool);
+    assert_eq!((stats.created, stats.idle), (64 * MIB, 32 * MIB));
+    assert!(stats.failed_releases > 0);
+    drop((coarse, fine, pool));
+    rig.assert_nothing_left();
+}
+
 fn what_one_arena_gives_back_another_gets_without_a_create(on: On) {
     let rig = Rig::new(on);
     let pool = rig.pool(small_granules(64 * MIB).policy(Policy::Hybrid { base: 64 * MIB }));
@@ -621,6 +668,8 @@ on_each_driver! {
     a_static_pool_takes_all_at_once_and_never_asks_again
     a_dynamic_pool_keeps_nothing_idle
     a_hybrid_pool_keeps_its_base_and_idle_up_to_the_watermark
+    memory_that_fits_nobody_makes_way_for_what_does
+    a_release_that_is_refused_costs_no_growth
     what_one_arena_gives_back_another_gets_without_a_create
     growth_within_what_is_mapped_makes_no_driver_call
     handed_over_memory_is_zeroed_when_asked

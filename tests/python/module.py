@@ -21,7 +21,7 @@ def fails(status, body):
     raise AssertionError("no error")
 
 
-os.environ["GRANULE_CONF"] = "driver:host,budget:64MiB,wait_ms:100"
+os.environ["GRANULE_CONF"] = "driver:host,budget:64MiB,wait_ms:100,timing:True"
 assert "max_split_size_mb" in fails(2, lambda: g.configure("max_split_size_mb:128"))
 g.configure()
 lib = g.library()
@@ -29,6 +29,9 @@ assert lib.granule_version()
 
 blocks = [lib.granule_torch_alloc(size, 0, None) for size in (1, 1000, 3 * MIB)]
 assert all(blocks)
+costs = g.costs()
+assert costs["allocs"]["calls"] == 3 and costs["frees"]["calls"] == 0 and costs["allocs"]["nanos"] > 0
+assert costs["driver"]["create"]["calls"] == 2 and costs["driver"]["map"]["failures"] == 0
 stats = g.stats()
 assert stats["requested"] == 1001 + 3 * MIB and stats["budget"] == 64 * MIB
 heap = stats["heap"]
@@ -51,10 +54,14 @@ fails(7, lambda: g.configure("budget:1GiB"))
 g.set_budget(32 * MIB)
 assert g.stats()["budget"] == 32 * MIB
 
+pool = g.pool_stats()
+assert pool["created"] == pool["mapped"] == g.stats()["reserved"] == 0 and pool["budget"] == 32 * MIB
+
 # An arena, and a tensor of it as DLPack describes it.
 pool, arena, managed = c.c_uint64(), c.c_uint64(), c.c_void_p()
 g.check(lib.granule_torch_pool(0, c.byref(pool)))
-config = g.ArenaConfig(16 * MIB, 0, 0)
+fails(2, lambda: g.check(lib.granule_arena_create(pool, c.byref(g.ArenaConfig(16 * MIB, 0, 0, 3 * MIB)), c.byref(arena))))
+config = g.ArenaConfig(16 * MIB, 0, 0, 2 * MIB)
 g.check(lib.granule_arena_create(pool, c.byref(config), c.byref(arena)))
 g.check(lib.granule_arena_grow(arena, 5 * MIB, 0))
 info = g.ArenaInfo()
