@@ -10,7 +10,7 @@ use super::scopes::Scopes;
 use crate::driver::record::RecordDriver;
 use crate::sync::{Mutex, RwLock};
 use crate::units::Va;
-use crate::{Device, Error, Heap, Pool, Stream, StreamHeap};
+use crate::{DEFAULT_ALIGN, Device, Error, Heap, Pool, Stream, StreamHeap};
 
 /// The most devices of a process.
 const DEVICES: usize = 64;
@@ -182,25 +182,37 @@ impl Site {
             None => {
                 let streams = self.streams.read();
                 let found = streams.iter().find(|(other, _)| *other == raw);
-                let block = match found {
+                let heap = match found {
                     Some((_, heap)) => {
+                        if let Some(addr) = heap.kept_raw(size)? {
+                            return Ok(self.count(addr.get(), size));
+                        }
                         // A miss calls the driver, and new streams must not wait for that.
                         let heap = heap.clone();
                         drop(streams);
-                        heap.alloc(size)?
+                        heap
                     }
                     None => {
                         drop(streams);
                         // SAFETY: the caller's promise.
-                        unsafe { self.on(raw) }?.alloc(size)?
+                        unsafe { self.on(raw) }?
                     }
                 };
-                block.into_raw().get()
+                heap.alloc_raw(size, DEFAULT_ALIGN)?.get()
             }
         };
+        Ok(self.count(addr, size))
+    }
+
+    /// Adds to what was asked for.
+    #[inline]
+    fn count(&self, addr: u64, size: u64) -> u64 {
         let now = self.requested.fetch_add(size, Relaxed) + size;
-        self.requested_peak.fetch_max(now, Relaxed);
-        Ok(addr)
+        // Most allocations are no peak, and need not write to what all threads look at.
+        if now > self.requested_peak.load(Relaxed) {
+            self.requested_peak.fetch_max(now, Relaxed);
+        }
+        addr
     }
 
     /// Frees a block of `size` bytes as they were asked for.

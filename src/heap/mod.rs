@@ -531,6 +531,16 @@ impl StreamHeap {
         self.shared.alloc(&self.lane, size, align)
     }
 
+    /// As [`alloc_raw`](Self::alloc_raw) if that takes no driver call and no lock but this stream's.
+    #[cfg(feature = "capi")]
+    #[inline]
+    pub(crate) fn kept_raw(&self, size: u64) -> Result<Option<Va>> {
+        match self.shared.rounded(&self.lane, size, DEFAULT_ALIGN)? {
+            0 => Ok(None),
+            rounded => Ok(self.lane.hit_raw(rounded, DEFAULT_ALIGN)),
+        }
+    }
+
     /// As [`Heap::alloc_raw`].
     ///
     /// # Errors

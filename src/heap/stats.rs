@@ -13,7 +13,7 @@ pub struct HeapStats {
     pub live: u64,
     /// Sum over streams of the most that was live on each, with what was kept for the next of its size.
     pub live_peak: u64,
-    /// How many blocks are live.
+    /// How many blocks are live; with those in limbo.
     pub blocks: u64,
     /// Physical memory held.
     pub held: u64,

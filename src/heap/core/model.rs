@@ -209,7 +209,10 @@ impl World {
             (self.live.values().sum(), self.live.len() as u64)
         );
         let old: u64 = self.stale.iter().map(|s| s.len).sum();
-        assert_eq!(stats.held + old, self.mapped.values().map(|m| m.1).sum());
+        assert_eq!(
+            stats.held + old,
+            self.mapped.values().map(|m| m.1).sum::<u64>()
+        );
     }
 }
 

@@ -15,6 +15,7 @@ on_each_driver! {
     waits_for_a_captured_stream_are_refused_and_leave_it_whole
     a_block_that_is_kept_serves_a_graph_without_a_scope
     memory_is_zeroed_now_and_not_by_the_graph
+    a_scope_is_made_while_its_stream_is_captured
     a_scope_ends_and_its_live_blocks_stay
     a_scope_waits_for_replays_on_other_streams
     a_scope_that_ends_during_its_capture_gives_back_later
@@ -258,6 +259,41 @@ fn memory_is_zeroed_now_and_not_by_the_graph(on: On) {
     yard.check(&block, 3, 0);
     yard.sync();
     drop((block, graph, scope));
+    yard.end();
+}
+
+/// Frameworks learn of a stream when the first tensor of a capture is allocated there.
+fn a_scope_is_made_while_its_stream_is_captured(on: On) {
+    let yard = Yard::new(on, 64 * MIB, config(), 2);
+    // The other one is captured too, and has no scope yet.
+    let captures = [Capture::begin(&yard, 0), Capture::begin(&yard, 1)];
+    let made = [0, 1].map(|stream| {
+        let scope = yard.heap.capture_scope(&yard.streams[stream]).unwrap();
+        let freed = scope.alloc(4 * MIB).unwrap();
+        yard.write(&freed, 60, stream);
+        yard.check(&freed, 60, stream);
+        drop(freed);
+        let kept = scope.alloc(6 * MIB).unwrap();
+        yard.write(&kept, 61 + stream as u64, stream);
+        (scope, kept)
+    });
+    let graphs = captures.map(Capture::end);
+    yard.sync();
+    for round in 0..4 {
+        for (stream, graph) in graphs.iter().enumerate() {
+            replay(&yard, graph, stream);
+            yard.check(&made[stream].1, 61 + stream as u64, stream);
+            churn(&yard, stream, 2000 + 10 * round);
+        }
+    }
+    yard.sync();
+    drop((graphs, made));
+    eventually(|| {
+        yard.heap.trim();
+        yard.heap.stats().held == 0
+    })
+    .unwrap();
+    yard.audit();
     yard.end();
 }
 
