@@ -48,7 +48,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         granule_min: 4 << 20,
         granules_of_limit,
         granules_of_peak,
-        peak_unit: rest.0 << 20,
+        peak_unit: rest.0 << 21,
         granule_floor: rest.1 << 20,
         short_run: rest.2 << 20,
         crumbs: rest.3,
@@ -180,7 +180,7 @@ impl World {
         let share = u128::from(peak.next_multiple_of(PAGE_BYTES)).pow(2)
             / u128::from(p.peak_unit)
             / u128::from(p.granules_of_peak);
-        let share = share.max(u128::from(p.granule_floor));
+        let share = share.max(u128::from(p.granule_floor.max(PAGE_BYTES)));
         let part = (self.limit / u64::from(p.granules_of_limit)).max(PAGE_BYTES);
         for f in plan.fills.iter().filter(|f| f.is_new()) {
             assert!(f.len <= p.granule_max && f.len <= part && u128::from(f.len) <= share);
@@ -320,4 +320,62 @@ proptest! {
         prop_assert_eq!(world.lane.held(), 0);
         prop_assert!(world.lane.audit().is_ok());
     }
+}
+
+/// A lane of blocks with short holes between, each over granules of 4 MiB.
+fn holed(policy: Policy) -> World {
+    let mut world = World::new(u64::MAX, policy);
+    // each hole of 5 MiB has one granule of 4 MiB in it, at most
+    let block = |world: &mut World, mib: u64| {
+        let known: Vec<u64> = world.live.keys().copied().collect();
+        world.alloc(mib << 20, 256, true);
+        let new = world.live.keys().find(|a| !known.contains(a));
+        *new.expect("a block")
+    };
+    let mut holes = Vec::new();
+    for _ in 0..20 {
+        holes.push(block(&mut world, 5));
+        block(&mut world, 9);
+    }
+    for addr in holes {
+        world.lane.free(addr, &mut ());
+        world.live.remove(&addr);
+    }
+    world
+}
+
+fn grained(spared: u32) -> Policy {
+    Policy {
+        granule_max: 4 << 20,
+        granule_min: 4 << 20,
+        spared,
+        ..Policy::default()
+    }
+}
+
+#[test]
+fn short_holes_stay_whole_while_memory_may_be_created() {
+    let big = 30 << 20;
+    for (spared, stays) in [(10_000, true), (0, false)] {
+        let mut world = holed(grained(spared));
+        let before = world.lane.stats();
+        assert!(before.idle >= big, "{before:?}");
+        world.alloc(big, 256, true);
+        let made = world.lane.stats().held - before.held;
+        assert_eq!(made >= big, stays, "{made} created");
+        assert_eq!(world.stale.is_empty(), stays);
+    }
+}
+
+#[test]
+fn a_small_block_pins_no_long_granule() {
+    let mut world = World::new(u64::MAX, Policy::default());
+    world.alloc(100 << 20, 256, true);
+    let (&addr, _) = world.live.iter().next().expect("a block");
+    world.lane.free(addr, &mut ());
+    world.live.clear();
+    world.alloc(1000, 256, true);
+    let small = world.mapped.values().map(|m| m.1).min();
+    assert_eq!(small, Some(PAGE_BYTES));
+    assert_eq!(world.lane.stats().idle, world.lane.held() - PAGE_BYTES);
 }
