@@ -27,12 +27,15 @@ What to run on
 What to find
     --budget BYTES|RATIOx    budget of the pool, or times the trace's peak; none by default
     --no-least               do not look for the least budget
+    --shrink N               divide all sizes by N, rounded up to 512 B
+    --why                    what the reserved memory over the requests is, where they peak
     --shortages N            recorded shortages to try again; 4
 
 The heap
     --rounding exact|power2|divisions:N
     --small, --granule-min, --granule-max, --limit BYTES
     --slack N                1/10,000 over the live peak
+    --granules N             new granules are at most one part in N of the budget
     --aliases N, --wait MILLISECONDS
     --policy dynamic|hybrid:BYTES, --watermark BYTES
 
@@ -66,6 +69,10 @@ pub struct Args {
     pub budget: Budget,
     pub least: bool,
     pub repeat: u32,
+    /// All sizes are divided by this much.
+    pub shrink: f64,
+    /// Say what the memory over the requests is.
+    pub why: bool,
     pub shortages: usize,
     pub setup: Setup,
     /// To standard output if there is no path.
@@ -124,6 +131,8 @@ impl Args {
             budget: Budget::None,
             least: true,
             repeat: 1,
+            shrink: 1.0,
+            why: false,
             shortages: 4,
             setup: Setup::default(),
             json: None,
@@ -183,6 +192,9 @@ impl Args {
             "granule-min" => heap.granule_min = bytes(parser.value()?)?,
             "granule-max" => heap.granule_max = bytes(parser.value()?)?,
             "limit" => heap.limit = Some(bytes(parser.value()?)?),
+            "granules" => heap.granules = parser.value()?.parse()?,
+            "shrink" => self.shrink = parser.value()?.parse()?,
+            "why" => self.why = true,
             "slack" => heap.slack = parser.value()?.parse()?,
             "aliases" => heap.aliases = parser.value()?.parse()?,
             "wait" => heap.wait = Duration::from_millis(parser.value()?.parse()?),

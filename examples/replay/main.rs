@@ -22,6 +22,7 @@ mod json;
 mod report;
 mod scale;
 mod watch;
+mod why;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -72,7 +73,11 @@ fn each(args: &Args, mut one: impl FnMut(&str, &Trace) -> Outcome) -> Outcome {
         let took = started.elapsed().as_secs_f64();
         eprintln!("{}: {events} events read in {took:.2} s", path.display());
         for trace in &traces {
-            one(&name(path, trace, traces.len()), trace)?;
+            let name = name(path, trace, traces.len());
+            match args.shrink {
+                1.0 => one(&name, trace)?,
+                by => one(&format!("{name}/{by}"), &core::shrunk(trace, by))?,
+            }
         }
     }
     Ok(())
@@ -149,6 +154,9 @@ fn one(args: &Args, rig: &Rig, name: &str, trace: &Trace) -> Outcome<Report> {
     if budget.is_none() && free < trace.peak {
         let (need, free) = (Bytes(trace.peak), Bytes(free));
         return Err(format!("needs {need}, and the device has {free} free").into());
+    }
+    if args.why {
+        why::explain(rig, name, trace, setup, budget)?;
     }
     let mut runs = Vec::new();
     for nth in 0..args.repeat.max(1) {

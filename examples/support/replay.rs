@@ -43,6 +43,22 @@ pub fn open(path: &Path, options: &ReadOptions) -> Result<Vec<Trace>, TraceError
     }
 }
 
+/// The trace with all sizes divided, and rounded up to 512 bytes: stands for a smaller job.
+pub fn shrunk(trace: &Trace, by: f64) -> Trace {
+    let less = |bytes: u64| ((bytes as f64 / by) as u64).next_multiple_of(512);
+    let mut all = trace.clone();
+    for event in &mut all.events {
+        match &mut event.kind {
+            EventKind::Alloc { bytes, .. }
+            | EventKind::Reserved { bytes }
+            | EventKind::OutOfMemory { bytes, .. } => *bytes = less(*bytes),
+            _ => {}
+        }
+    }
+    // Counts the peaks anew.
+    all.first(usize::MAX)
+}
+
 /// A device whose calls are counted.
 pub struct Rig {
     pub device: Device,

@@ -18,6 +18,7 @@ use crate::{Device, Error, HeapConfig, Policy, PoolConfig, Rounding};
 /// | `base` | size | created up front and kept |
 /// | `watermark` | size | idle memory that is kept for reuse; an eighth of the budget by default |
 /// | `granule_max`, `granule_min` | size | [`HeapConfig::granule_max`], [`HeapConfig::granule_min`] |
+/// | `granules` | count | [`HeapConfig::granules`] |
 /// | `slack` | 1/10,000 | [`HeapConfig::slack`] and [`PoolConfig::slack`] |
 /// | `aliases` | count | [`HeapConfig::aliases`]; 0 unmaps at once, so that a use after free faults |
 /// | `wait_ms` | milliseconds | [`HeapConfig::wait`] and [`PoolConfig::wait`] |
@@ -74,7 +75,7 @@ pub enum ConfError {
     },
 }
 
-const KEYS: &str = "driver, budget, per_process_memory_fraction, base, watermark, granule_max, granule_min, slack, \
+const KEYS: &str = "driver, budget, per_process_memory_fraction, base, watermark, granule_max, granule_min, granules, slack, \
                     aliases, wait_ms, roundup_power2_divisions, zero, timing";
 
 impl std::str::FromStr for Conf {
@@ -131,6 +132,7 @@ impl Conf {
             "watermark" => self.watermark = Some(size()?),
             "granule_max" => self.heap.granule_max = size()?,
             "granule_min" => self.heap.granule_min = size()?,
+            "granules" => self.heap.granules = count()?,
             "slack" => self.heap.slack = count()?,
             "aliases" => self.heap.aliases = count()? as usize,
             "wait_ms" => self.wait = Some(Duration::from_millis(count()?.into())),

@@ -43,16 +43,22 @@ pub struct HeapConfig {
     pub rounding: Rounding,
     /// Blocks up to this size share granules of 2 MiB; 16 KiB by default and at least.
     pub small: u64,
-    /// Largest granule; 64 MiB by default. A multiple of 2 MiB.
+    /// Largest granule; 64 MiB by default. A multiple of 2 MiB. A heap whose live peak is below 12 GiB creates
+    /// smaller ones, down to 16 MiB below 6 GiB.
     pub granule_max: u64,
-    /// Growth takes at least this much where the footprint allows it; 32 MiB by default.
+    /// Growth takes at least this much where the footprint allows it; 32 MiB by default, half of the largest
+    /// granule at most.
     pub granule_min: u64,
-    /// Footprint aimed at over the live peak, in 1/10,000; 75 by default. Beyond it every free granule
+    /// New granules are at most one part in so many of what a stream may hold by the limit and the pool's budget;
+    /// 1024 by default. More parts fit a job into a smaller budget, for more driver time: see the design page.
+    /// 1 turns the rule off.
+    pub granules: u32,
+    /// Footprint aimed at over the live peak, in 1/10,000; 50 by default. Beyond it every free granule
     /// is used up before one is created.
     pub slack: u32,
     /// Addresses reserved for each stream; four times the pool's budget by default, at most 1 TiB.
     pub addresses: Option<u64>,
-    /// Granules that may be mapped at two addresses at once for each stream, waiting for a fence; 64
+    /// Granules that may be mapped at two addresses at once for each stream, waiting for a fence; 1024
     /// by default (one allocation may pass it when there are no others). At the bound an allocation
     /// waits for the oldest, and takes new memory when that lasts too long. 0 waits before every
     /// remap and unmaps at once, so that a use after free faults.
@@ -76,9 +82,10 @@ impl Default for HeapConfig {
             small: layout.small_max,
             granule_max: layout.granule_max,
             granule_min: layout.granule_min,
+            granules: layout.granules_of_limit,
             slack: layout.slack,
             addresses: None,
-            aliases: 64,
+            aliases: 1024,
             wait: Duration::from_secs(1),
             limit: None,
             oom_attempts: 16,
@@ -102,6 +109,9 @@ impl HeapConfig {
         };
         granule("heap granule_max", self.granule_max)?;
         granule("heap granule_min", self.granule_min)?;
+        if self.granules == 0 {
+            return Err(invalid("heap granules", 0, "it must be 1 at least"));
+        }
         if self.small < 16 * KIB {
             return Err(invalid(
                 "heap small",
@@ -124,7 +134,9 @@ impl HeapConfig {
             small_max: self.small,
             granule_max: self.granule_max,
             granule_min: self.granule_min,
+            granules_of_limit: self.granules,
             slack: self.slack,
+            ..Layout::default()
         }
     }
 

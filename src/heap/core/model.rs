@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::{Lane, PAGE_BYTES, Plan, Policy, Stale, UNIT};
+use super::lane::Stats;
+use super::{Block, Lane, PAGE_BYTES, Plan, Policy, Stale, UNIT};
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
@@ -38,9 +39,28 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Settings under which every rule has a say in heaps of some 100 MiB.
+fn policy() -> impl Strategy<Value = Policy> {
+    let limit = prop_oneof![Just(1u32), 4..64u32];
+    let rest = (1..64u64, 1..8u64, 0..20u64, 0..40u32, 0..2_000u32);
+    (limit, 1..64u32, rest).prop_map(|(granules_of_limit, granules_of_peak, rest)| Policy {
+        granule_max: 16 << 20,
+        granule_min: 4 << 20,
+        granules_of_limit,
+        granules_of_peak,
+        peak_unit: rest.0 << 21,
+        granule_floor: rest.1 << 20,
+        short_run: rest.2 << 20,
+        crumbs: rest.3,
+        spared: rest.4,
+        ..Policy::default()
+    })
+}
+
 /// What a device would know: which granule is mapped where, at which length.
 struct World {
     lane: Lane,
+    policy: Policy,
     limit: u64,
     live: BTreeMap<u64, u64>,
     mapped: BTreeMap<u64, (u64, u64)>,
@@ -51,15 +71,11 @@ struct World {
 const BASE: u64 = 6 << 20;
 
 impl World {
-    fn new(limit: u64) -> Self {
-        let policy = Policy {
-            granule_max: 16 << 20,
-            granule_min: 4 << 20,
-            ..Policy::default()
-        };
+    fn new(limit: u64, policy: Policy) -> Self {
         let lane = Lane::new(policy, BASE, 1 << 30, 4 << 30).expect("a sound policy");
         Self {
             lane,
+            policy,
             limit,
             live: BTreeMap::new(),
             mapped: BTreeMap::new(),
@@ -99,6 +115,7 @@ impl World {
             b
         } else {
             let before = self.lane.stats();
+            let runs = self.runs();
             let Ok(plan) = self.lane.plan(
                 size,
                 align,
@@ -115,24 +132,93 @@ impl World {
                     <= self.limit
             );
             self.lane.audit().expect("audit of a plan under way");
+            self.sized(size, &plan, &before);
             if !settle {
                 self.lane.abandon(plan, 0, &mut ());
                 assert_eq!(self.lane.stats(), before);
                 return;
             }
             let mut ids = self.drive(&plan).into_iter();
-            self.lane.commit(
+            let created = plan.created();
+            let moved: Vec<u64> = plan
+                .fills
+                .iter()
+                .filter_map(|f| f.old.map(|o| o.1))
+                .collect();
+            let block = self.lane.commit(
                 plan,
                 &mut || ids.next().expect("a name"),
                 &mut (),
                 &mut self.stale,
-            )
+            );
+            self.spared(block, created, &moved, &runs, &before);
+            block
         };
         assert!(block.len >= size && block.len < size + UNIT && block.addr.is_multiple_of(align));
         let before = self.live.range(..block.addr + block.len).next_back();
         assert!(before.is_none_or(|(&a, &n)| a + n <= block.addr), "overlap");
         self.live.insert(block.addr, block.len);
         assert_eq!(self.lane.block(block.addr), Some(block));
+    }
+
+    /// Free runs: address, bytes, and the bytes of granules wholly inside.
+    fn runs(&self) -> Vec<(u64, u64, u64)> {
+        let free = self.lane.pieces().into_iter().filter(|p| p.mark.is_none());
+        let old = |a: u64| self.stale.iter().any(|s| s.addr == a);
+        let run = free.map(|p| {
+            let inside = self.mapped.range(p.addr..p.addr + p.len);
+            let inside = inside.filter(|(a, m)| **a + m.1 <= p.addr + p.len && !old(**a));
+            (p.addr, p.len, inside.map(|(_, m)| m.1).sum())
+        });
+        run.collect()
+    }
+
+    /// Granules are as short as the peak and the limit ask.
+    fn sized(&self, size: u64, plan: &Plan, before: &Stats) {
+        let p = &self.policy;
+        let peak = (before.live + size.next_multiple_of(UNIT)).max(before.live_peak);
+        let share = u128::from(peak.next_multiple_of(PAGE_BYTES)).pow(2)
+            / u128::from(p.peak_unit)
+            / u128::from(p.granules_of_peak);
+        let share = share.max(u128::from(p.granule_floor.max(PAGE_BYTES)));
+        let part = (self.limit / u64::from(p.granules_of_limit)).max(PAGE_BYTES);
+        for f in plan.fills.iter().filter(|f| f.is_new()) {
+            assert!(f.len <= p.granule_max && f.len <= part && u128::from(f.len) <= share);
+        }
+    }
+
+    /// Short runs are broken only where the footprint would have passed its bound otherwise.
+    fn spared(
+        &self,
+        block: Block,
+        created: u64,
+        moved: &[u64],
+        runs: &[(u64, u64, u64)],
+        before: &Stats,
+    ) {
+        let p = &self.policy;
+        let mut broken = 0;
+        for addr in moved {
+            let run = runs.iter().find(|r| (r.0..r.0 + r.1).contains(addr));
+            let &(at, len, whole) = run.expect("a granule comes from a free run");
+            if at < block.addr + block.len && block.addr < at + len {
+                // what the block left of the run is a run of its own
+                return;
+            }
+            if len < p.short_run && (len - whole) * 100 > len * u64::from(p.crumbs) {
+                broken += self.granule_len(*addr);
+            }
+        }
+        let peak = (before.live + block.len).max(before.live_peak);
+        let peak = peak.next_multiple_of(PAGE_BYTES);
+        let pages = peak / PAGE_BYTES;
+        let most = (pages + pages * u64::from(p.spared) / 10_000) * PAGE_BYTES;
+        let room = most.min(self.limit).saturating_sub(before.held);
+        assert!(broken == 0 || created + broken > room / PAGE_BYTES * PAGE_BYTES);
+    }
+
+    fn granule_len(&self, addr: u64) -> u64 {
+        self.mapped.get(&addr).map_or(0, |m| m.1)
     }
 
     /// Every block lies over mappings, stale ones aside.
@@ -223,8 +309,9 @@ proptest! {
     fn random_programs_keep_the_books_right(
         ops in prop::collection::vec(op(), 1..160),
         limit in prop_oneof![Just(u64::MAX), (8..300u64).prop_map(|m| m << 20)],
+        policy in policy(),
     ) {
-        let mut world = World::new(limit);
+        let mut world = World::new(limit, policy);
         for op in ops {
             world.step(op);
         }
@@ -236,4 +323,62 @@ proptest! {
         prop_assert_eq!(world.lane.held(), 0);
         prop_assert!(world.lane.audit().is_ok());
     }
+}
+
+/// A lane of blocks with short holes between, each over granules of 4 MiB.
+fn holed(policy: Policy) -> World {
+    let mut world = World::new(u64::MAX, policy);
+    // each hole of 5 MiB has one granule of 4 MiB in it, at most
+    let block = |world: &mut World, mib: u64| {
+        let known: Vec<u64> = world.live.keys().copied().collect();
+        world.alloc(mib << 20, 256, true);
+        let new = world.live.keys().find(|a| !known.contains(a));
+        *new.expect("a block")
+    };
+    let mut holes = Vec::new();
+    for _ in 0..20 {
+        holes.push(block(&mut world, 5));
+        block(&mut world, 9);
+    }
+    for addr in holes {
+        world.lane.free(addr, &mut ());
+        world.live.remove(&addr);
+    }
+    world
+}
+
+fn grained(spared: u32) -> Policy {
+    Policy {
+        granule_max: 4 << 20,
+        granule_min: 4 << 20,
+        spared,
+        ..Policy::default()
+    }
+}
+
+#[test]
+fn short_holes_stay_whole_while_memory_may_be_created() {
+    let big = 30 << 20;
+    for (spared, stays) in [(10_000, true), (0, false)] {
+        let mut world = holed(grained(spared));
+        let before = world.lane.stats();
+        assert!(before.idle >= big, "{before:?}");
+        world.alloc(big, 256, true);
+        let made = world.lane.stats().held - before.held;
+        assert_eq!(made >= big, stays, "{made} created");
+        assert_eq!(world.stale.is_empty(), stays);
+    }
+}
+
+#[test]
+fn a_small_block_pins_no_long_granule() {
+    let mut world = World::new(u64::MAX, Policy::default());
+    world.alloc(100 << 20, 256, true);
+    let (&addr, _) = world.live.iter().next().expect("a block");
+    world.lane.free(addr, &mut ());
+    world.live.clear();
+    world.alloc(1000, 256, true);
+    let small = world.mapped.values().map(|m| m.1).min();
+    assert_eq!(small, Some(PAGE_BYTES));
+    assert_eq!(world.lane.stats().idle, world.lane.held() - PAGE_BYTES);
 }

@@ -118,6 +118,7 @@ fn offered_spares(offered: &[u64]) -> Vec<Spare> {
         run: NONE,
         at: 0,
         len: (bytes / PAGE_BYTES) as u32,
+        breaks: false,
     };
     (0..).zip(offered).map(spare).collect()
 }
@@ -178,31 +179,36 @@ impl Lane {
         .map_err(fail)
     }
 
+    /// The live peak in pages, with `len` more units.
+    fn peak_with(&self, len: u32) -> u64 {
+        let units = (self.live_units + u64::from(len)).max(self.peak_units);
+        units.div_ceil(u64::from(PAGE))
+    }
+
     /// Bounds of new granules for a request.
     fn rules(&self, line: u8, len: u32, hard: u32) -> Rules {
-        let pages = |bytes: u64| (bytes / PAGE_BYTES) as u32;
         let held = self.granules.pages();
-        // steps grow with the lane, so that a small one wastes little
-        let step = u64::from(pages(self.policy.granule_min))
-            .min(held / 4)
-            .max(1);
-        let peak = (self.live_units + u64::from(len))
-            .max(self.peak_units)
-            .div_ceil(u64::from(PAGE));
-        let goal = peak + peak * u64::from(self.policy.slack) / 10_000 + step;
+        let peak = self.peak_with(len);
+        let sizes = self.policy.sizes(held, peak, held + u64::from(hard));
+        let goal = peak + peak * u64::from(self.policy.slack) / 10_000 + u64::from(sizes.step);
         let ease = goal.saturating_sub(held).min(u64::from(hard)) as u32;
-        let max = pages(self.policy.granule_max);
-        if line == SMALL {
-            return Rules {
-                max: 1,
-                min: 1,
-                ease,
-            };
-        }
-        Rules {
-            max,
-            min: (step as u32).min(max),
-            ease,
+        let (max, min) = match line {
+            SMALL => (1, 1),
+            _ => (sizes.max, sizes.step),
+        };
+        Rules { max, min, ease }
+    }
+
+    /// Leaves short runs whole if enough comes loose elsewhere or may be created: `missing` pages are.
+    fn spare_runs(&self, spares: &mut Vec<Spare>, missing: u32, len: u32, hard: u32) {
+        let held = self.granules.pages();
+        let peak = self.peak_with(len);
+        let most = peak + peak * u64::from(self.policy.spared) / 10_000;
+        let room = most.saturating_sub(held).min(u64::from(hard));
+        let loose = spares.iter().filter(|s| !s.breaks);
+        let loose: u64 = loose.map(|s| u64::from(s.len)).sum();
+        if loose + room >= u64::from(missing) {
+            spares.retain(|s| !s.breaks);
         }
     }
 
@@ -230,6 +236,7 @@ impl Lane {
                 let Some((mut at, end)) = self.granules.whole(k as u8, n.start, n.len) else {
                     return;
                 };
+                let breaks = self.policy.breaks(n.len, (end - at) * PAGE);
                 while at < end {
                     let slot = self.granules.behind(k as u8, at);
                     let Some(g) = self.granules.get(slot) else {
@@ -241,6 +248,7 @@ impl Lane {
                             run,
                             at,
                             len: g.len,
+                            breaks,
                         });
                     }
                     at += g.len;
@@ -272,6 +280,13 @@ impl Lane {
         // the window first: its free parts are no sources once held
         let holes = self.claim_window(&mut plan, site);
         let mut spares = spares(self);
+        self.spare_runs(&mut spares, site.missing, len, hard);
+        if line == SMALL && site.missing <= hard {
+            // one small block would pin all of a long granule
+            let small = self.granules.iter().filter(|(_, g)| g.line == SMALL);
+            let most = small.map(|(_, g)| g.len).sum::<u32>() / 4;
+            spares.retain(|s| s.len <= most.max(1));
+        }
         let mut rules = self.rules(line, len, hard);
         let mut held = Vec::new();
         for hole in holes {

@@ -13,6 +13,8 @@ pub struct Spare {
     pub at: u32,
     /// Its pages.
     pub len: u32,
+    /// Whether moving it leaves much of a short run behind.
+    pub breaks: bool,
 }
 
 impl Spare {
@@ -101,6 +103,7 @@ mod tests {
                 run: 0,
                 at: 0,
                 len,
+                breaks: false,
             })
             .collect()
     }

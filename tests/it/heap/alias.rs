@@ -259,6 +259,7 @@ fn memory_that_must_leave_waits_for_its_work_first(on: On) {
     for (wait, hold) in [(Duration::ZERO, true), (Duration::from_secs(10), false)] {
         let config = HeapConfig {
             granule_max: 16 * MIB,
+            granules: 1,
             wait,
             ..config(64)
         };

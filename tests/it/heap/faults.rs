@@ -77,6 +77,7 @@ impl World {
 fn config() -> HeapConfig {
     HeapConfig {
         granule_max: 4 * MIB,
+        granules: 1,
         granule_min: 2 * MIB,
         wait: Duration::from_millis(2),
         ..HeapConfig::default()
@@ -227,6 +228,7 @@ fn a_miss_at_the_bound_on_aliases(on: On) {
 fn a_miss_that_releases_and_creates(on: On) {
     let config = HeapConfig {
         granule_max: 16 * MIB,
+        granules: 1,
         wait: PATIENCE,
         ..config()
     };
