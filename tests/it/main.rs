@@ -31,6 +31,8 @@ mod heap;
 #[cfg(target_os = "linux")]
 mod pool;
 #[cfg(target_os = "linux")]
+mod pool_short;
+#[cfg(target_os = "linux")]
 mod properties;
 #[cfg(target_os = "linux")]
 mod regressions;
