@@ -31,8 +31,9 @@ blocks = [lib.granule_torch_alloc(size, 0, None) for size in (1, 1000, 3 * MIB)]
 assert all(blocks)
 costs = g.costs()
 assert costs["allocs"]["calls"] == 3 and costs["frees"]["calls"] == 0 and costs["allocs"]["nanos"] > 0
-assert costs["driver"]["create"]["calls"] == 2 and costs["driver"]["map"]["failures"] == 0
 stats = g.stats()
+assert costs["driver"]["create"]["calls"] == stats["heap"]["granules"] >= 2
+assert costs["driver"]["map"]["calls"] == stats["heap"]["granules"] and costs["driver"]["map"]["failures"] == 0
 assert stats["requested"] == 1001 + 3 * MIB and stats["budget"] == 64 * MIB
 heap = stats["heap"]
 assert heap["blocks"] == 3 and heap["held"] == heap["live"] + heap["free"] and heap["broken"] == 0
