@@ -19,12 +19,14 @@ pub struct Va(u64);
 
 impl Va {
     /// Wraps a raw device address.
+    #[inline]
     #[must_use]
     pub const fn new(raw: u64) -> Self {
         Self(raw)
     }
 
     /// The raw device address.
+    #[inline]
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
@@ -79,6 +81,7 @@ impl VaRange {
     };
 
     /// `len` bytes from `start`, or `None` if the end does not fit in 64 bits.
+    #[inline]
     #[must_use]
     pub const fn new(start: Va, len: u64) -> Option<Self> {
         match start.checked_add(len) {
@@ -88,24 +91,28 @@ impl VaRange {
     }
 
     /// First address.
+    #[inline]
     #[must_use]
     pub const fn start(self) -> Va {
         self.start
     }
 
     /// One past the last address.
+    #[inline]
     #[must_use]
     pub const fn end(self) -> Va {
         Va(self.start.0 + self.len)
     }
 
     /// Length in bytes.
+    #[inline]
     #[must_use]
     pub const fn len(self) -> u64 {
         self.len
     }
 
     /// Whether the range holds no byte.
+    #[inline]
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.len == 0

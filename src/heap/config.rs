@@ -21,6 +21,7 @@ pub enum Rounding {
 
 impl Rounding {
     /// `size` rounded, or `None` if that does not fit in 64 bits.
+    #[inline]
     #[must_use]
     pub fn round(self, size: u64) -> Option<u64> {
         match self {

@@ -204,6 +204,7 @@ impl Front {
 impl Deref for Front {
     type Target = Arc<Lane>;
 
+    #[inline]
     fn deref(&self) -> &Arc<Lane> {
         &self.lane
     }

@@ -126,6 +126,7 @@ impl Lane {
         Ok(lane)
     }
 
+    #[inline]
     pub(super) fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -158,6 +159,7 @@ impl Lane {
     }
 
     /// Bytes of the longest block that could ever be placed.
+    #[inline]
     pub(super) fn largest(&self) -> u64 {
         self.largest
     }
@@ -167,6 +169,7 @@ impl Lane {
         self.heap.upgrade()
     }
 
+    #[inline]
     pub(super) fn contains(&self, addr: Va) -> bool {
         VaRange::new(addr, 1).is_some_and(|byte| self.range.contains(byte))
     }

@@ -410,7 +410,8 @@ impl Shared {
             });
         }
         let rounded = self.config.rounding.round(size).filter(|r| *r <= max);
-        rounded.ok_or(Error::TooLarge {
+        // Not `ok_or`: an error that nobody asks for would be made and dropped.
+        rounded.ok_or_else(|| Error::TooLarge {
             requested: size,
             max,
         })
