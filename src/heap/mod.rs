@@ -410,11 +410,14 @@ impl Shared {
             });
         }
         let rounded = self.config.rounding.round(size).filter(|r| *r <= max);
-        // Not `ok_or`: an error that nobody asks for would be made and dropped.
-        rounded.ok_or_else(|| Error::TooLarge {
-            requested: size,
-            max,
-        })
+        // Not `ok_or`: for each allocation an error would be made and dropped.
+        match rounded {
+            Some(rounded) => Ok(rounded),
+            None => Err(Error::TooLarge {
+                requested: size,
+                max,
+            }),
+        }
     }
 
     fn lane(self: &Arc<Self>, stream: &Stream) -> Result<Arc<Front>> {
