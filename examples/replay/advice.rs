@@ -133,76 +133,119 @@ fn cheapest<'a, T>(trace: &Trace, all: &'a [T], run: fn(&T) -> &Run) -> Option<&
     near.min_by_key(|one| run(one).driver)
 }
 
+/// What was tried for a trace, and what of it fits best.
+struct Advice<'a> {
+    trace: &'a Trace,
+    rules: Vec<Rule>,
+    rounding: Rounding,
+    granules: Vec<Granule>,
+    /// The largest granule.
+    granule: u64,
+    least: u64,
+    budget: u64,
+    usual: u64,
+    /// Without a static base, and with the one tried.
+    bases: [Base; 2],
+    base: u64,
+}
+
 /// Settings for a trace.
 pub fn for_trace(args: &Args, name: &str, trace: &Trace) -> Outcome {
-    let rules = [
-        Rounding::Exact,
-        Rounding::Divisions(16),
-        Rounding::Divisions(8),
-        Rounding::Divisions(4),
-        Rounding::Divisions(2),
-        Rounding::PowerOfTwo,
-    ];
-    let rules: Vec<Rule> = rules
-        .into_iter()
-        .map(|rounding| Rule::of(args, trace, rounding))
-        .collect::<Outcome<_>>()?;
-    let rule = cheapest(trace, &rules, |rule| &rule.run).ok_or("no rule")?;
-
-    let with_granule = |most: u64| Setup {
-        heap: HeapConfig {
-            rounding: rule.rounding,
-            granule_max: most,
-            granule_min: (most / 2).max(PAGE),
-            ..args.setup.heap.clone()
-        },
-        ..args.setup.clone()
-    };
-    let granules: Vec<Granule> = [16, 32, 64, 128, 256]
-        .into_iter()
-        .map(|most| {
-            let most = most * MIB;
-            let run = on_sim(args, trace, &with_granule(most), None)?;
-            Ok(Granule { most, run })
-        })
-        .collect::<Outcome<_>>()?;
-    let granule = cheapest(trace, &granules, |one| &one.run).ok_or("no granule")?;
-
-    let rig = Rig::open(DriverKind::Sim, args.memory)?;
-    let chosen = with_granule(granule.most);
-    let enough = on_sim(args, trace, &chosen, None)?;
-    let least = core::least_budget(&rig, trace, &chosen, &enough, |_, _| {})?.0;
-    let margin = 1.0 + args.margin / 100.0;
-    let budget = whole((least as f64 * 1.02) as u64, PAGE);
-
-    // What is live for most of the time is worth having from the start.
-    let usual = usual(trace);
-    let with_base = |bytes: u64| Setup {
-        pool: PoolConfig {
-            policy: Policy::Hybrid { base: bytes },
-            granule: granule.most,
-            largest_granule: granule.most,
-            ..chosen.pool.clone()
-        },
-        ..chosen.clone()
-    };
-    let candidate = whole((usual as f64 * margin) as u64, granule.most);
-    let candidate = candidate.min(budget / granule.most * granule.most);
-    let bases: Vec<Base> = [0, candidate]
-        .into_iter()
-        .map(|bytes| {
-            let run = on_sim(args, trace, &with_base(bytes), Some(budget))?;
-            Ok(Base { bytes, run })
-        })
-        .collect::<Outcome<_>>()?;
-    let fit: Vec<&Base> = bases.iter().filter(|base| base.run.oom.is_none()).collect();
-    let base = fit
-        .iter()
-        .min_by_key(|base| base.run.driver)
-        .ok_or("no base fits")?;
-
+    let advice = Advice::of(args, trace)?;
     if args.json.is_some() {
-        let rules = rules.iter().map(|rule| {
+        return emit(args, &advice.json(args, name).end());
+    }
+    advice.print(name);
+    Ok(())
+}
+
+impl<'a> Advice<'a> {
+    fn of(args: &Args, trace: &'a Trace) -> Outcome<Self> {
+        let rules = [
+            Rounding::Exact,
+            Rounding::Divisions(16),
+            Rounding::Divisions(8),
+            Rounding::Divisions(4),
+            Rounding::Divisions(2),
+            Rounding::PowerOfTwo,
+        ];
+        let rules: Vec<Rule> = rules
+            .into_iter()
+            .map(|rounding| Rule::of(args, trace, rounding))
+            .collect::<Outcome<_>>()?;
+        let rule = cheapest(trace, &rules, |rule| &rule.run).ok_or("no rule")?;
+        let rounding = rule.rounding;
+
+        let with_granule = |most: u64| Setup {
+            heap: HeapConfig {
+                rounding,
+                granule_max: most,
+                granule_min: (most / 2).max(PAGE),
+                ..args.setup.heap.clone()
+            },
+            ..args.setup.clone()
+        };
+        let granules: Vec<Granule> = [16, 32, 64, 128, 256]
+            .into_iter()
+            .map(|most| {
+                let most = most * MIB;
+                let run = on_sim(args, trace, &with_granule(most), None)?;
+                Ok(Granule { most, run })
+            })
+            .collect::<Outcome<_>>()?;
+        let granule = cheapest(trace, &granules, |one| &one.run).ok_or("no granule")?;
+        let granule = granule.most;
+
+        let rig = Rig::open(DriverKind::Sim, args.memory)?;
+        let chosen = with_granule(granule);
+        let enough = on_sim(args, trace, &chosen, None)?;
+        let least = core::least_budget(&rig, trace, &chosen, &enough, |_, _| {})?.0;
+        let budget = whole((least as f64 * 1.02) as u64, PAGE);
+
+        // What is live for most of the time is worth having from the start.
+        let usual = usual(trace);
+        let margin = 1.0 + args.margin / 100.0;
+        let candidate = whole((usual as f64 * margin) as u64, granule);
+        let candidate = candidate.min(budget / granule * granule);
+        let try_base = |bytes: u64| -> Outcome<Base> {
+            let setup = Setup {
+                pool: PoolConfig {
+                    policy: Policy::Hybrid { base: bytes },
+                    granule,
+                    largest_granule: granule,
+                    ..chosen.pool.clone()
+                },
+                ..chosen.clone()
+            };
+            let run = on_sim(args, trace, &setup, Some(budget))?;
+            Ok(Base { bytes, run })
+        };
+        let bases = [try_base(0)?, try_base(candidate)?];
+        let fit = bases.iter().filter(|base| base.run.oom.is_none());
+        let base = fit.min_by_key(|base| base.run.driver);
+        let base = base.ok_or("no base fits")?.bytes;
+        Ok(Self {
+            trace,
+            rules,
+            rounding,
+            granules,
+            granule,
+            least,
+            budget,
+            usual,
+            bases,
+            base,
+        })
+    }
+
+    /// Half of the largest granule.
+    fn granule_min(&self) -> u64 {
+        (self.granule / 2).max(PAGE)
+    }
+
+    fn json(&self, args: &Args, name: &str) -> Object {
+        let trace = self.trace;
+        let rules = self.rules.iter().map(|rule| {
             Object::new()
                 .text("rounding", &rounding_name(rule.rounding))
                 .float("same_size_hit_rate", rule.same_size, 5)
@@ -214,72 +257,74 @@ pub fn for_trace(args: &Args, name: &str, trace: &Trace) -> Outcome {
                 .float("driver_us", millis(&rule.run) * 1e3, 1)
                 .end()
         });
-        let line = Object::new()
+        Object::new()
             .text("trace", name)
             .raw("device", trace.device)
-            .text("rounding", &rounding_name(rule.rounding))
-            .raw("granule_max", granule.most)
-            .raw("granule_min", (granule.most / 2).max(PAGE))
-            .raw("static_base", base.bytes)
-            .raw("static_base_tried", candidate)
+            .text("rounding", &rounding_name(self.rounding))
+            .raw("granule_max", self.granule)
+            .raw("granule_min", self.granule_min())
+            .raw("static_base", self.base)
+            .raw("static_base_tried", self.bases[1].bytes)
             .float("margin", args.margin, 1)
-            .raw("budget", budget)
-            .raw("least_budget", least)
+            .raw("budget", self.budget)
+            .raw("least_budget", self.least)
             .raw("peak_requested", trace.peak)
-            .raw("usual_live", usual)
-            .raw("rules", list(rules));
-        return emit(args, &line.end());
+            .raw("usual_live", self.usual)
+            .raw("rules", list(rules))
     }
-    println!("## {name}\n");
-    println!(
-        "| rounding | freed block of the same size was there | lost to rounding | at the peak | no driver call | reserved / peak | driver ms |"
-    );
-    println!("|---|---|---|---|---|---|---|");
-    for rule in &rules {
+
+    fn print(&self, name: &str) {
+        let trace = self.trace;
+        println!("## {name}\n");
         println!(
-            "| {} | {:.2} % | {:.2} % | {:.2} % | {:.3} % | {:.4} | {:.2} |",
-            rounding_name(rule.rounding),
-            100.0 * rule.same_size,
-            100.0 * rule.waste,
-            100.0 * rule.waste_at_peak,
-            100.0 * rule.avoided(),
-            ratio(trace, rule.run.reserved),
-            millis(&rule.run)
+            "| rounding | freed block of the same size was there | lost to rounding | at the peak | no driver call | reserved / peak | driver ms |"
+        );
+        println!("|---|---|---|---|---|---|---|");
+        for rule in &self.rules {
+            println!(
+                "| {} | {:.2} % | {:.2} % | {:.2} % | {:.3} % | {:.4} | {:.2} |",
+                rounding_name(rule.rounding),
+                100.0 * rule.same_size,
+                100.0 * rule.waste,
+                100.0 * rule.waste_at_peak,
+                100.0 * rule.avoided(),
+                ratio(trace, rule.run.reserved),
+                millis(&rule.run)
+            );
+        }
+        println!("\n| largest granule | reserved / peak | driver ms |\n|---|---|---|");
+        for one in &self.granules {
+            let reserved = ratio(trace, one.run.reserved);
+            println!(
+                "| {} | {reserved:.4} | {:.2} |",
+                Bytes(one.most),
+                millis(&one.run)
+            );
+        }
+        println!("\n| static base | under the budget | driver ms after the start |\n|---|---|---|");
+        for one in &self.bases {
+            let fits = if one.run.oom.is_none() {
+                "completes"
+            } else {
+                "out of memory"
+            };
+            println!(
+                "| {} | {fits} | {:.2} |",
+                Bytes(one.bytes),
+                millis(&one.run)
+            );
+        }
+        println!(
+            "\nrounding {}, granule_max {}, granule_min {}, static base {}, budget {} (least that completes: {}, {:.4} of the peak)\n",
+            rounding_name(self.rounding),
+            Bytes(self.granule),
+            Bytes(self.granule_min()),
+            Bytes(self.base),
+            Bytes(self.budget),
+            Bytes(self.least),
+            ratio(trace, self.least)
         );
     }
-    println!("\n| largest granule | reserved / peak | driver ms |\n|---|---|---|");
-    for one in &granules {
-        let reserved = ratio(trace, one.run.reserved);
-        println!(
-            "| {} | {reserved:.4} | {:.2} |",
-            Bytes(one.most),
-            millis(&one.run)
-        );
-    }
-    println!("\n| static base | under the budget | driver ms after the start |\n|---|---|---|");
-    for one in &bases {
-        let fits = if one.run.oom.is_none() {
-            "completes"
-        } else {
-            "out of memory"
-        };
-        println!(
-            "| {} | {fits} | {:.2} |",
-            Bytes(one.bytes),
-            millis(&one.run)
-        );
-    }
-    println!(
-        "\nrounding {}, granule_max {}, granule_min {}, static base {}, budget {} (least that completes: {}, {:.4} of the peak)\n",
-        rounding_name(rule.rounding),
-        Bytes(granule.most),
-        Bytes((granule.most / 2).max(PAGE)),
-        Bytes(base.bytes),
-        Bytes(budget),
-        Bytes(least),
-        ratio(trace, least)
-    );
-    Ok(())
 }
 
 fn whole(bytes: u64, unit: u64) -> u64 {

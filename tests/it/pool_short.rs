@@ -103,11 +103,17 @@ fn an_allocation_waits_for_a_deferred_tail_when_allowed(on: On) {
         wait: Duration::from_secs(20),
         ..small_granules(64 * MIB)
     };
+    one_waits_for_what_another_shrinks(&rig, config, u64::MAX);
+}
+
+/// The other one has queued work, which ends while the first waits.
+fn one_waits_for_what_another_shrinks(rig: &Rig, config: PoolConfig, device: u64) {
     let pool = rig.pool(config);
     let mut first = Arena::new(&pool, 64 * MIB).unwrap();
     let second = Arena::new(&pool, 64 * MIB).unwrap();
     let stream = rig.device.create_stream().unwrap();
     first.grow_on(64 * MIB, &stream).unwrap();
+    rig.fault.fail_above(device);
     let hold = stream.hold().unwrap();
     first.shrink_deferred(0).unwrap();
     let releaser = thread::spawn(move || {
@@ -126,21 +132,8 @@ fn an_allocation_waits_for_a_deferred_tail_when_the_device_is_full(on: On) {
         wait: Duration::from_secs(20),
         ..small_granules(GIB).policy(Policy::Dynamic)
     };
-    let pool = rig.pool(config);
-    let mut first = Arena::new(&pool, 64 * MIB).unwrap();
-    let second = Arena::new(&pool, 64 * MIB).unwrap();
-    let stream = rig.device.create_stream().unwrap();
-    first.grow_on(64 * MIB, &stream).unwrap();
-    rig.fault.fail_above(64 * MIB);
-    let hold = stream.hold().unwrap();
-    first.shrink_deferred(0).unwrap();
-    let releaser = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(30));
-        drop(hold);
-    });
-    second.grow(64 * MIB).unwrap();
-    releaser.join().unwrap();
-    audit(&pool);
+    // The device has what the first takes, and no more.
+    one_waits_for_what_another_shrinks(&rig, config, 64 * MIB);
 }
 
 fn a_wait_for_memory_ends(on: On) {

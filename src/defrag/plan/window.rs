@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::cost::Load;
-use super::survey::OfSlots;
+use super::survey::{OfPieces, OfSlots};
 use super::{Found, Planner, Remapping, Slot, Source, Step, keep};
 use crate::driver::cost::Nanos;
 
@@ -262,17 +262,10 @@ impl Planner<'_> {
         spans
     }
 
-    pub(super) fn candidate(
-        &self,
-        span: &Span,
-        len: u64,
-        mode: Mode,
-        limit: &Limit,
-        known: &mut Known,
-    ) -> Option<Candidate> {
-        let (state, survey) = (self.state, self.survey());
-        let at = span.at;
-        let pieces = span.pieces();
+    /// The sums of the pieces that leave a window and how many granules of them are shifted; `None` if the mode
+    /// cannot empty it, or only with more mappings than the limit allows.
+    fn leaving(&self, span: &Span, len: u64, mode: Mode, limit: &Limit) -> Option<(OfPieces, u64)> {
+        let (state, at, pieces) = (self.state, span.at, span.pieces());
         let holes = span.slots.holes;
         let n = pieces.len() as u64;
         match holes {
@@ -290,7 +283,7 @@ impl Planner<'_> {
         if maps > limit.maps {
             return None;
         }
-        let live = survey.of_pieces(&pieces);
+        let live = self.survey().of_pieces(&pieces);
         let may_leave = match mode {
             Mode {
                 copy: true,
@@ -304,8 +297,7 @@ impl Planner<'_> {
             return None;
         }
         let shifts = if mode.copy { 0 } else { live.granules };
-        let maps = holes + shifts;
-        if maps > limit.maps {
+        if holes + shifts > limit.maps {
             return None;
         }
         // A piece that is shifted must leave its slots whole, which those at the edges may not.
@@ -315,6 +307,20 @@ impl Planner<'_> {
                 return None;
             }
         }
+        Some((live, shifts))
+    }
+
+    pub(super) fn candidate(
+        &self,
+        span: &Span,
+        len: u64,
+        mode: Mode,
+        limit: &Limit,
+        known: &mut Known,
+    ) -> Option<Candidate> {
+        let (at, pieces, holes) = (span.at, span.pieces(), span.slots.holes);
+        let (live, shifts) = self.leaving(span, len, mode, limit)?;
+        let maps = holes + shifts;
         let load = if mode.copy {
             live.load
         } else {
@@ -338,7 +344,7 @@ impl Planner<'_> {
         if lacking > 0 {
             let slots = usize::try_from(lacking).ok();
             let slots = slots.filter(|_| mode.copy && mode.remap)?;
-            let more = survey.clearable(state).bytes.get(slots)?;
+            let more = self.survey().clearable(self.state).bytes.get(slots)?;
             let closer = work.max(self.least_of_kind(load.bytes() + more));
             if self.outline(&load, closer, shifts, maps, pool) > limit.time {
                 return None;
