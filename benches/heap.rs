@@ -129,21 +129,41 @@ impl Random {
 
 fn churns(device: &Device, settings: &Settings) -> Outcome {
     let large = if settings.quick { 1_000 } else { 10_000 };
-    churn(device, settings, "512 B to 16 MiB", large, 9, 25)?;
+    churn(
+        device,
+        settings,
+        "512 B to 16 MiB",
+        large,
+        9,
+        25,
+        Order::Random,
+    )?;
     let lives: &[usize] = match settings.quick {
         true => &[10_000],
         false => &[1_000, 10_000, 100_000, 1_000_000],
     };
     for live in lives {
         bare_loop(settings, *live)?;
-        churn(device, settings, "256 B to 64 KiB", *live, 8, 17)?;
+        for order in [Order::Random, Order::List] {
+            churn(device, settings, "256 B to 64 KiB", *live, 8, 17, order)?;
+        }
     }
     Ok(())
 }
 
+/// Which block is freed next.
+#[derive(Clone, Copy)]
+enum Order {
+    /// Any: with many, the caller's own handle is a cache miss each time, in every allocator's figure.
+    Random,
+    /// Each in turn from a list of random blocks: the processor has the handle at hand, and what is left is
+    /// the allocator's.
+    List,
+}
+
 /// What the loop around an allocator costs: the same picks from a vector of blocks, without one. With
-/// two exchanges on memory that nobody shares, since those of a thread-safe allocator keep a processor
-/// from fetching the next block while it waits for this one.
+/// two exchanges on memory that nobody shares, as a reference count makes: they keep a processor from fetching
+/// the next block while it waits for this one.
 fn bare_loop(settings: &Settings, live: usize) -> Outcome {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let mut blocks = vec![[0u8; size_of::<Block>()]; live];
@@ -170,6 +190,7 @@ fn churn(
     live: usize,
     low: u64,
     high: u64,
+    order: Order,
 ) -> Outcome {
     let heap = heap_on(device)?;
     let stream = device.create_stream()?;
@@ -179,9 +200,19 @@ fn churn(
     for _ in 0..live {
         blocks.push(on.alloc(random.size(low, high))?);
     }
+    for at in 0..live {
+        blocks.swap(at, (random.next() % live as u64) as usize);
+    }
+    let mut turn = 0;
     let mut step = |n: u32, blocks: &mut Vec<Block>| -> Outcome {
         for _ in 0..n {
-            let at = (random.next() % live as u64) as usize;
+            let at = match order {
+                Order::Random => (random.next() % live as u64) as usize,
+                Order::List => {
+                    turn = if turn + 1 == live { 0 } else { turn + 1 };
+                    turn
+                }
+            };
             let len = random.size(low, high);
             // Freed before the next is taken, as a framework does.
             blocks.swap_remove(at);
@@ -200,8 +231,12 @@ fn churn(
     let before = heap.stats();
     let ns = best(settings, 200_000, |n| step(n, &mut blocks))?;
     let after = heap.stats();
+    let turns = match order {
+        Order::Random => "",
+        Order::List => ", in the list's order",
+    };
     println!(
-        "| churn, {live} live, {what} ({} misses) | {ns:.1} |",
+        "| churn, {live} live, {what}{turns} ({} misses) | {ns:.1} |",
         after.misses - before.misses
     );
     drop(blocks);

@@ -17,6 +17,7 @@ mod real {
         std::thread::yield_now();
     }
 
+    pub(crate) use std::sync::atomic;
     pub(crate) use std::thread::ThreadId;
 
     pub(crate) fn this_thread() -> ThreadId {
@@ -136,6 +137,7 @@ mod model {
         shuttle::thread::yield_now();
     }
 
+    pub(crate) use shuttle::sync::atomic;
     pub(crate) use shuttle::thread::ThreadId;
 
     pub(crate) fn this_thread() -> ThreadId {
@@ -145,9 +147,9 @@ mod model {
 
 #[cfg(shuttle)]
 pub(crate) use model::{
-    Condvar, Mutex, MutexGuard, RwLock, ThreadId, pause, this_thread, yield_now,
+    Condvar, Mutex, MutexGuard, RwLock, ThreadId, atomic, pause, this_thread, yield_now,
 };
 #[cfg(not(shuttle))]
 pub(crate) use real::{
-    Condvar, Mutex, MutexGuard, RwLock, ThreadId, pause, this_thread, yield_now,
+    Condvar, Mutex, MutexGuard, RwLock, ThreadId, atomic, pause, this_thread, yield_now,
 };

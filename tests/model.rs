@@ -6,6 +6,7 @@
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -124,6 +125,48 @@ fn threads_of_one_stream_share_a_lane() {
         threads.into_iter().for_each(|t| t.join().unwrap());
         heap.audit().unwrap();
         drop((heap, stream));
+        bench.end();
+    });
+}
+
+/// Threads hand small blocks on without the lock, and to each other, while one takes all that is kept.
+#[test]
+fn small_blocks_are_had_by_one_while_others_look_at_all() {
+    explore(|| {
+        let bench = Bench::new(16 * MIB);
+        let heap = bench.heap();
+        let stream = bench.device.create_stream().unwrap();
+        let had: Arc<Mutex<HashSet<u64>>> = Arc::default();
+        let passed: Arc<Mutex<Vec<Block>>> = Arc::default();
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (heap, stream) = (heap.clone(), stream.clone());
+                let (had, passed) = (had.clone(), passed.clone());
+                thread::spawn(move || {
+                    for size in [512, 512, 1024, 512] {
+                        let block = heap.alloc(size, &stream).unwrap();
+                        assert!(had.lock().unwrap().insert(block.ptr().get()));
+                        // Frees what the other passed on, if anything, half of the time its own.
+                        let other = {
+                            let mut passed = passed.lock().unwrap();
+                            passed.push(block);
+                            passed.swap_remove(0)
+                        };
+                        assert!(had.lock().unwrap().remove(&other.ptr().get()));
+                        drop(other);
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..4 {
+            heap.trim();
+            assert!(heap.stats().blocks <= 4);
+        }
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        let left = heap.audit().unwrap();
+        assert_eq!((left.blocks, left.live), (0, 0));
+        assert!(had.lock().unwrap().is_empty());
+        drop((heap, stream, passed));
         bench.end();
     });
 }

@@ -2,30 +2,19 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use super::block::Block;
 use super::core::{Block as Found, UNIT};
-use super::lane::Lane;
+use super::lane::{Lane, SEATS};
 use super::magazine::{Magazine, Slot, class_of};
 use super::request::Request;
+use super::seat::{NO_SEAT, seat};
 use crate::Result;
 use crate::units::Va;
 
-/// Ports of a lane: threads beyond that share.
-const PORTS: usize = 16;
-
-/// A thread's number, in the order in which threads first came.
-#[inline]
-fn seat() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static SEAT: usize = NEXT.fetch_add(1, Relaxed));
-    SEAT.with(|seat| *seat) % PORTS
-}
-
-/// Some threads' way to a lane. Blocks hold the port that they came through and go back there, so that
-/// neither a magazine nor a reference count moves between the cores of unrelated threads.
+/// A thread's way to a lane. Blocks hold the port that they came through, so that no reference count moves
+/// between the cores of unrelated threads.
 #[repr(align(128))]
 pub(super) struct Port {
     lane: Arc<Lane>,
@@ -49,34 +38,53 @@ impl Port {
         is_used: bool,
         is_named: bool,
     ) -> Result<()> {
-        if !is_used && !is_named && !self.lane.is_watched() {
+        if !is_used && !is_named {
             if class != 0 {
                 let unit = ((addr - self.lane.base()) / UNIT) as u32;
-                let slot = Slot { unit, hint };
-                return match self.magazine.put(class, slot) {
+                let (slot, seat) = (Slot { unit, hint }, seat());
+                let may = || !self.lane.is_watched();
+                return match self.magazine.put(seat, class, slot, may) {
                     true => Ok(()),
-                    false => self.lane.put(class, slot, &self.magazine),
+                    false => self.free_aside(seat, class, slot),
                 };
             }
-            if self.lane.pair.put(addr) {
+            if !self.lane.is_watched() && self.lane.pair.put(addr) {
                 return Ok(());
             }
         }
         self.lane.free_owned(Va::new(addr), hint, is_named)
     }
+
+    /// Frees a block for which this port's magazine is full, or another thread's.
+    #[cold]
+    fn free_aside(&self, seat: u32, class: u16, slot: Slot) -> Result<()> {
+        if self.lane.is_watched() {
+            let addr = Va::new(slot.addr(self.lane.base()));
+            return self.lane.free_owned(addr, slot.hint, false);
+        }
+        let Some(magazine) = self.lane.magazine(seat) else {
+            return self.lane.put(class, slot, seat, &self.magazine);
+        };
+        let is_other = !Arc::ptr_eq(magazine, &self.magazine);
+        let may = || !self.lane.is_watched();
+        if is_other && magazine.put(seat, class, slot, may) {
+            return Ok(());
+        }
+        self.lane.put(class, slot, seat, magazine)
+    }
 }
 
-/// A lane and its ports, which are opened as threads come.
+/// A lane and its ports by seat, which are opened as threads come. Threads beyond share the last one.
 pub(super) struct Front {
     lane: Arc<Lane>,
-    ports: [OnceLock<Arc<Port>>; PORTS],
+    ports: [OnceLock<Arc<Port>>; SEATS + 1],
 }
 
 impl Front {
     pub(super) fn new(lane: Arc<Lane>) -> Self {
         Self {
             lane,
-            ports: Default::default(),
+            ports: [const { OnceLock::new() }; SEATS + 1],
         }
     }
 
@@ -87,32 +95,28 @@ impl Front {
     }
 
     #[inline]
-    fn port(&self) -> &Arc<Port> {
-        let place = &self.ports[seat()];
+    fn port(&self, seat: u32) -> &Arc<Port> {
+        let place = &self.ports[(seat as usize).min(SEATS)];
         match place.get() {
             Some(port) => port,
-            None => self.open(place),
+            None => self.open(seat, place),
         }
     }
 
-    /// Opens a port, unless another thread does. Nobody waits in the place for the lane's lock.
     #[cold]
-    fn open<'a>(&self, place: &'a OnceLock<Arc<Port>>) -> &'a Arc<Port> {
-        let magazine = self.lane.open_magazine();
-        let fresh = Arc::new(Port {
-            lane: self.lane.clone(),
-            magazine: magazine.clone(),
-        });
-        let port = place.get_or_init(|| fresh);
-        if !Arc::ptr_eq(&port.magazine, &magazine) {
-            self.lane.close_magazine(&magazine);
-        }
-        port
+    fn open<'a>(&self, seat: u32, place: &'a OnceLock<Arc<Port>>) -> &'a Arc<Port> {
+        // Nobody waits in the place for the lane's lock.
+        let magazine = match self.lane.magazine(seat) {
+            Some(magazine) => magazine.clone(),
+            None => Arc::new(Magazine::new(NO_SEAT)),
+        };
+        let lane = self.lane.clone();
+        place.get_or_init(|| Arc::new(Port { lane, magazine }))
     }
 
     /// A block of no bytes.
     pub(super) fn nothing(&self) -> Block {
-        Block::new(self.port().clone(), Va::new(0), 0, 0, 0)
+        Block::new(self.port(seat()).clone(), Va::new(0), 0, 0, 0)
     }
 
     /// A block of `len` bytes, which are rounded to `size`.
@@ -153,7 +157,8 @@ impl Front {
     /// As [`alloc`](Self::alloc), if a block is kept that fits; takes no lock.
     #[inline]
     pub(super) fn take(&self, len: u64, size: u64, align: u64) -> Option<Block> {
-        let port = self.port();
+        let seat = seat();
+        let port = self.port(seat);
         let class = class_of(size);
         if class == 0 {
             let kept = self.lane.pair.take(size, align)?;
@@ -163,14 +168,16 @@ impl Front {
         if align > UNIT {
             return None;
         }
-        let slot = port.magazine.take(class)?;
+        let slot = port.magazine.take(seat, class)?;
         let addr = Va::new(slot.addr(self.lane.base()));
         Some(Block::new(port.clone(), addr, len, slot.hint, class))
     }
 
     fn alloc_in_books(&self, request: &Request<'_>) -> Result<Block> {
-        let port = self.port();
-        let hit = self.lane.hit(request.size, request.align, &port.magazine);
+        let seat = seat();
+        let port = self.port(seat);
+        let (size, align) = (request.size, request.align);
+        let hit = self.lane.hit(size, align, seat, &port.magazine);
         let found = match hit {
             Some(found) => found,
             None => self.lane.miss(request)?,

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::block::no_block;
 use super::config::HeapConfig;
@@ -26,6 +26,9 @@ use crate::stream::{Fence, Stream};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
+
+/// Threads with a magazine of their own: those on the first seats. More take the lane's lock each time.
+pub(super) const SEATS: usize = 64;
 
 /// Recorded uses of one block from which on it is seen which have passed.
 const CROWD: usize = 16;
@@ -48,6 +51,8 @@ pub(super) struct Lane {
     largest: u64,
     pub(super) state: Mutex<State>,
     pub(super) pair: Arc<Pair>,
+    /// By seat, as threads come.
+    magazines: [OnceLock<Arc<Magazine>>; SEATS],
     /// Belongs to a capture scope, and serves nobody else.
     is_scope: bool,
     /// Nothing may move or leave: the scope is alive.
@@ -115,6 +120,7 @@ impl Lane {
                 history: None,
             }),
             pair,
+            magazines: [const { OnceLock::new() }; SEATS],
             is_scope,
             pinned: AtomicBool::new(is_scope),
             watched: AtomicU8::new(0),
@@ -201,7 +207,7 @@ impl Lane {
             self.watched.fetch_or(RECORDED, Relaxed);
         }
         let mut state = self.state.lock();
-        state.flush();
+        state.flush_and_settle();
         state.history = history.cloned();
         match history {
             Some(history) => {
@@ -254,23 +260,29 @@ impl Lane {
         self.state.lock()
     }
 
-    /// A magazine that a miss and a trim empty.
-    pub(super) fn open_magazine(&self) -> Arc<Magazine> {
-        let magazine = Arc::new(Magazine::default());
-        self.state.lock().magazines.push(magazine.clone());
-        magazine
-    }
-
-    /// Forgets a magazine that was never used.
-    pub(super) fn close_magazine(&self, magazine: &Arc<Magazine>) {
-        let mut state = self.state.lock();
-        state.magazines.retain(|one| !Arc::ptr_eq(one, magazine));
+    /// The magazine of the calling thread, which sits on `seat`: a miss and a trim empty it.
+    pub(super) fn magazine(&self, seat: u32) -> Option<&Arc<Magazine>> {
+        let place = self.magazines.get(seat as usize)?;
+        if place.get().is_none() {
+            let magazine = Arc::new(Magazine::new(seat));
+            // Nobody else sits there, so nobody waits for this.
+            if place.set(magazine.clone()).is_ok() {
+                self.state.lock().magazines.push(magazine);
+            }
+        }
+        place.get()
     }
 
     /// A block from mapped memory.
     #[inline]
-    pub(super) fn hit(&self, size: u64, align: u64, magazine: &Magazine) -> Option<core::Block> {
-        self.lock().hit(size, align, magazine)
+    pub(super) fn hit(
+        &self,
+        size: u64,
+        align: u64,
+        seat: u32,
+        magazine: &Magazine,
+    ) -> Option<core::Block> {
+        self.lock().hit(size, align, seat, magazine)
     }
 
     /// A block without an owner from mapped memory that no thread keeps for itself. Not one that the history
@@ -297,14 +309,14 @@ impl Lane {
 
     /// Frees an owned block of a class that nobody else used, and half of those in `magazine`, which is full.
     #[inline]
-    pub(super) fn put(&self, class: u16, slot: Slot, magazine: &Magazine) -> Result<()> {
+    pub(super) fn put(&self, class: u16, slot: Slot, seat: u32, magazine: &Magazine) -> Result<()> {
         let mut state = self.lock();
         if self.is_watched() {
             // Since the block's owner looked.
             drop(state);
             return self.free_owned(Va::new(slot.addr(self.base())), slot.hint, false);
         }
-        state.put(class, slot, magazine);
+        state.put(class, slot, seat, magazine);
         Ok(())
     }
 
@@ -415,6 +427,7 @@ impl Lane {
             });
         }
         let mut lost = 0;
+        let _stop = state.stop_magazines();
         for magazine in &state.magazines {
             magazine.each(|class, slot| {
                 lost += u64::from(!state.is_known(class, slot));

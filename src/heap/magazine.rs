@@ -1,11 +1,14 @@
-//! A few freed blocks of up to 64 KiB that threads hand on without the lane's lock.
+//! A few freed blocks of up to 64 KiB that a thread hands on without the lane's lock.
 //!
-//! Everything is an atomic, guarded by a flag that is only ever tried: taking it is one exchange, giving
-//! it up is a plain store, and whoever finds it taken goes to the lane instead of waiting.
+//! Everything is an atomic that is only loaded and stored, behind a gate: its owner, who finds it shut, goes
+//! to the lane instead of waiting, and those who come for all that is kept, with the lane's lock, stop it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::core::UNIT;
+use super::gate::{Gate, Stop};
+use crate::sync::atomic::AtomicU32;
 
 /// Blocks of up to this many units are kept, by length: 64 KiB.
 pub(super) const CLASSES: usize = 256;
@@ -51,39 +54,10 @@ impl Slot {
     }
 }
 
-/// A lock that is only tried on the hot path.
-#[derive(Default, Debug)]
-pub(super) struct Flag(AtomicBool);
-
-impl Flag {
-    #[inline]
-    pub(super) fn try_enter(&self) -> bool {
-        !self.0.load(Relaxed) && !self.0.swap(true, Acquire)
-    }
-
-    /// For those who must know: the flag is held for a few instructions.
-    pub(super) fn enter(&self) {
-        let mut looks = 0u32;
-        while !self.try_enter() {
-            looks += 1;
-            match looks % 64 {
-                // Its holder may have lost its core.
-                0 => std::thread::yield_now(),
-                _ => std::hint::spin_loop(),
-            }
-        }
-    }
-
-    #[inline]
-    pub(super) fn leave(&self) {
-        self.0.store(false, Release);
-    }
-}
-
-/// Stacks of blocks, one for each length. Aligned, so that two threads share no cache line.
+/// A thread's stacks of blocks, one for each length. Aligned, so that two threads share no cache line.
 #[repr(align(128))]
 pub(super) struct Magazine {
-    flag: Flag,
+    gate: Gate,
     units: AtomicU32,
     /// Units kept at most.
     most: AtomicU32,
@@ -93,10 +67,11 @@ pub(super) struct Magazine {
     slots: Box<[[AtomicU64; DEPTH]]>,
 }
 
-impl Default for Magazine {
-    fn default() -> Self {
+impl Magazine {
+    /// A magazine of the threads that sit on a seat.
+    pub(super) fn new(seat: u32) -> Self {
         Self {
-            flag: Flag::default(),
+            gate: Gate::new(seat),
             units: AtomicU32::new(0),
             most: AtomicU32::new((MOST / UNIT) as u32),
             allocs: AtomicU64::new(0),
@@ -106,13 +81,24 @@ impl Default for Magazine {
                 .collect(),
         }
     }
-}
 
-impl Magazine {
-    /// A block of a class, for a caller that asked for one.
+    /// Keeps owners out of their magazines, for one who sits on `seat` and has their lane's lock.
+    pub(super) fn stop<'a>(
+        magazines: impl Iterator<Item = &'a Arc<Self>>,
+        seat: u32,
+    ) -> Option<Stop<'a>> {
+        Stop::new(magazines.map(|one| &one.gate), seat)
+    }
+
+    /// Whether nothing is kept, which its owner may change at any time.
+    pub(super) fn is_empty(&self) -> bool {
+        self.units.load(Relaxed) == 0
+    }
+
+    /// A block of a class, for a caller on `seat` that asked for one.
     #[inline]
-    pub(super) fn take(&self, class: u16) -> Option<Slot> {
-        if !self.flag.try_enter() {
+    pub(super) fn take(&self, seat: u32, class: u16) -> Option<Slot> {
+        if !self.gate.enter(seat) {
             return None;
         }
         let found = self.pop(class);
@@ -120,16 +106,23 @@ impl Magazine {
             self.allocs
                 .store(self.allocs.load(Relaxed).wrapping_add(1), Relaxed);
         }
-        self.flag.leave();
+        self.gate.leave();
         found
     }
 
-    /// Keeps a block unless there are enough.
+    /// Keeps a block unless there are enough, or `may` says no.
     #[inline]
-    pub(super) fn put(&self, class: u16, slot: Slot) -> bool {
-        self.flag.try_enter() && {
-            let kept = self.push(class, slot);
-            self.flag.leave();
+    pub(super) fn put(
+        &self,
+        seat: u32,
+        class: u16,
+        slot: Slot,
+        may: impl FnOnce() -> bool,
+    ) -> bool {
+        self.gate.enter(seat) && {
+            // Inside: who wants nothing to be kept from now on, and says so first, finds what was kept before.
+            let kept = may() && self.push(class, slot);
+            self.gate.leave();
             kept
         }
     }
@@ -161,8 +154,14 @@ impl Magazine {
 
     /// Fills a class to the half from `next`, which is asked only for what there is room for. The magazine
     /// may keep `most` bytes from now on.
-    pub(super) fn refill(&self, class: u16, most: u64, mut next: impl FnMut() -> Option<Slot>) {
-        if !self.flag.try_enter() {
+    pub(super) fn refill(
+        &self,
+        seat: u32,
+        class: u16,
+        most: u64,
+        mut next: impl FnMut() -> Option<Slot>,
+    ) {
+        if !self.gate.enter(seat) {
             return;
         }
         self.allow(most);
@@ -176,7 +175,7 @@ impl Magazine {
         {
             self.push(class, slot);
         }
-        self.flag.leave();
+        self.gate.leave();
     }
 
     /// Only with the flag.
@@ -187,8 +186,8 @@ impl Magazine {
     }
 
     /// Takes blocks of a class until half are left. The magazine may keep `most` bytes from now on.
-    pub(super) fn spill(&self, class: u16, most: u64, mut out: impl FnMut(Slot)) {
-        if !self.flag.try_enter() {
+    pub(super) fn spill(&self, seat: u32, class: u16, most: u64, mut out: impl FnMut(Slot)) {
+        if !self.gate.enter(seat) {
             return;
         }
         self.allow(most);
@@ -197,44 +196,36 @@ impl Magazine {
         {
             out(slot);
         }
-        self.flag.leave();
+        self.gate.leave();
     }
 
-    /// Takes everything.
+    /// Takes everything. Only for one who stopped its owner.
     pub(super) fn drain(&self, mut out: impl FnMut(u16, Slot)) {
-        self.flag.enter();
-        if self.units.load(Relaxed) > 0 {
+        if !self.is_empty() {
             for class in 1..=CLASSES as u16 {
                 while let Some(slot) = self.pop(class) {
                     out(class, slot);
                 }
             }
         }
-        self.flag.leave();
     }
 
-    /// Calls `see` with every block.
+    /// Calls `see` with every block. Exact only if its owner is stopped.
     pub(super) fn each(&self, mut see: impl FnMut(u16, Slot)) {
-        self.flag.enter();
         for class in 1..=CLASSES as u16 {
             let count = self.counts[usize::from(class)].load(Relaxed) as usize;
             for slot in &self.slots[usize::from(class)][..count.min(DEPTH)] {
                 see(class, Slot::unpack(slot.load(Relaxed)));
             }
         }
-        self.flag.leave();
     }
 
-    /// Whether the block of a class at a unit is here.
+    /// Whether the block of a class at a unit is here. As exact as [`each`](Self::each).
     pub(super) fn has(&self, class: u16, unit: u32) -> bool {
-        self.flag.enter();
         let count = self.counts[usize::from(class)].load(Relaxed) as usize;
         let slots = &self.slots[usize::from(class)][..count.min(DEPTH)];
-        let found = slots
-            .iter()
-            .any(|slot| Slot::unpack(slot.load(Relaxed)).unit == unit);
-        self.flag.leave();
-        found
+        let here = |slot: &AtomicU64| Slot::unpack(slot.load(Relaxed)).unit == unit;
+        slots.iter().any(here)
     }
 
     /// Allocations served.
@@ -251,6 +242,12 @@ mod tests {
         Slot { unit, hint: !unit }
     }
 
+    const SEAT: u32 = 5;
+
+    fn put(magazine: &Magazine, class: u16, unit: u32) -> bool {
+        magazine.put(SEAT, class, slot(unit), || true)
+    }
+
     /// Bytes and blocks kept.
     fn sums(magazine: &Magazine) -> (u64, u64) {
         let (mut bytes, mut blocks) = (0, 0);
@@ -263,14 +260,14 @@ mod tests {
 
     #[test]
     fn blocks_come_back_by_length_last_in_first_out() {
-        let magazine = Magazine::default();
+        let magazine = Magazine::new(SEAT);
         assert_eq!((class_of(0), class_of(257), class_of(65536)), (0, 2, 256));
         assert_eq!(class_of(65537), 0);
-        assert!(magazine.put(2, slot(4)) && magazine.put(2, slot(8)) && magazine.put(3, slot(20)));
+        assert!(put(&magazine, 2, 4) && put(&magazine, 2, 8) && put(&magazine, 3, 20));
         assert!(magazine.has(2, 8) && !magazine.has(2, 9) && !magazine.has(3, 8));
         assert_eq!(sums(&magazine), (7 * UNIT, 3));
-        assert_eq!(magazine.take(2), Some(slot(8)));
-        assert_eq!(magazine.take(4), None);
+        assert_eq!(magazine.take(SEAT, 2), Some(slot(8)));
+        assert_eq!(magazine.take(SEAT, 4), None);
         assert_eq!(magazine.allocs(), 1);
         let mut all = Vec::new();
         magazine.drain(|class, slot| all.push((class, slot)));
@@ -280,41 +277,62 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded_and_spills_to_the_half() {
-        let magazine = Magazine::default();
-        let kept = (0..100).filter(|i| magazine.put(1, slot(*i))).count();
+        let magazine = Magazine::new(SEAT);
+        let kept = (0..100).filter(|i| put(&magazine, 1, *i)).count();
         assert_eq!(kept, DEPTH);
         let mut out = 0;
-        magazine.spill(1, 0, |_| out += 1);
+        magazine.spill(SEAT, 1, 0, |_| out += 1);
         assert_eq!(out, DEPTH / 2);
-        magazine.refill(1, 0, || Some(slot(7)));
+        magazine.refill(SEAT, 1, 0, || Some(slot(7)));
         assert_eq!(sums(&magazine).1, DEPTH as u64 / 2);
         for class in 1..=CLASSES as u16 {
             (0..100).for_each(|i| {
-                magazine.put(class, slot(i));
+                put(&magazine, class, i);
             });
         }
         assert!(sums(&magazine).0 <= MOST);
-        magazine.refill(256, 4 * MOST, || None);
+        magazine.refill(SEAT, 256, 4 * MOST, || None);
         (0..100).for_each(|i| {
-            magazine.put(256, slot(i));
+            put(&magazine, 256, i);
         });
         let bytes = sums(&magazine).0;
         assert!(bytes > MOST && bytes <= 4 * MOST);
     }
 
     #[test]
+    fn nobody_but_its_owner_gets_in_and_not_while_it_is_stopped() {
+        let magazine = Arc::new(Magazine::new(SEAT));
+        assert!(!magazine.put(SEAT + 1, 1, slot(4), || true));
+        assert!(!magazine.put(SEAT, 1, slot(4), || false));
+        assert!(put(&magazine, 1, 4) && magazine.take(SEAT + 1, 1).is_none());
+        let stop = Magazine::stop([&magazine].into_iter(), SEAT);
+        assert!(stop.is_some() && magazine.take(SEAT, 1).is_none() && !put(&magazine, 1, 5));
+        drop(stop);
+        assert_eq!(magazine.take(SEAT, 1), Some(slot(4)));
+    }
+
+    #[test]
     fn no_block_is_lost_or_had_twice_between_threads() {
-        let magazine = Magazine::default();
-        (0..8).for_each(|i| assert!(magazine.put(1, slot(i))));
+        let magazine = Arc::new(Magazine::new(SEAT));
+        (0..8).for_each(|i| assert!(put(&magazine, 1, i)));
+        let mut away = Vec::new();
         std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..20_000 {
-                        if let Some(one) = magazine.take(1) {
-                            while !magazine.put(1, one) {}
-                        }
+            let owner = scope.spawn(|| {
+                for _ in 0..100_000 {
+                    if let Some(one) = magazine.take(SEAT, 1) {
+                        while !magazine.put(SEAT, 1, one, || true) {}
                     }
-                });
+                }
+            });
+            while !owner.is_finished() {
+                let Some(stop) = Magazine::stop([&magazine].into_iter(), SEAT + 1) else {
+                    continue;
+                };
+                magazine.drain(|_, slot| away.push(slot));
+                for slot in away.drain(..) {
+                    assert!(magazine.push(1, slot));
+                }
+                drop(stop);
             }
         });
         let mut all = Vec::new();

@@ -16,6 +16,7 @@ mod callback;
 mod config;
 mod core;
 mod front;
+mod gate;
 mod lane;
 mod lend;
 mod magazine;
@@ -27,6 +28,7 @@ mod request;
 mod retire;
 mod room;
 mod scope;
+mod seat;
 mod snapshot;
 mod state;
 mod stats;
@@ -83,11 +85,13 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 /// # Threads
 ///
 /// All methods may be called from any thread. Each stream has a lock of its own, held for
-/// bookkeeping only, never across a driver call. Most allocations and frees do without: freed blocks
-/// of up to 64 KiB wait for the next of their size in one of 16 magazines for each stream, 4 MiB
-/// each at most, and threads are spread over these. A miss and [`trim`](Self::trim) empty all of
-/// them, whoever filled them; in [`HeapStats`] what they hold is free and not idle, as all that is
-/// kept for the next of its size. A block with a name takes the lock when it is freed.
+/// bookkeeping only, never across a driver call. Most allocations and frees do without, and without
+/// any atomic exchange but that of a reference count: freed blocks of up to 64 KiB wait for the next
+/// of their size in a magazine of the thread and the stream, 4 MiB or 1/128 of what lives at most.
+/// 64 threads at a time have magazines, in the order in which they came; more take the lock. A
+/// miss and [`trim`](Self::trim) empty the magazines of all threads (on Linux by `membarrier(2)`, some
+/// microseconds if other threads keep blocks); in [`HeapStats`] what they hold is free and not idle, as
+/// all that is kept for the next of its size. A block with a name takes the lock when it is freed.
 ///
 /// # Example
 ///

@@ -6,10 +6,10 @@
 //! to them before anything is mapped.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use super::core::UNIT;
-use super::magazine::{CLASSES, Flag, Slot};
+use super::magazine::{CLASSES, Slot};
 
 /// Blocks that the list of a length keeps. How often a list runs empty or full, which costs several cache
 /// lines that nobody else has touched for long, falls with its square.
@@ -30,6 +30,35 @@ pub(super) struct Kept {
 #[inline]
 fn is_large(len: u64) -> bool {
     len > CLASSES as u64 * UNIT
+}
+
+/// A lock that is only tried on the hot path.
+#[derive(Default, Debug)]
+struct Flag(AtomicBool);
+
+impl Flag {
+    #[inline]
+    fn try_enter(&self) -> bool {
+        !self.0.load(Relaxed) && !self.0.swap(true, Acquire)
+    }
+
+    /// For those who must know: the flag is held for a few instructions.
+    fn enter(&self) {
+        let mut looks = 0u32;
+        while !self.try_enter() {
+            looks += 1;
+            match looks % 64 {
+                // Its holder may have lost its core.
+                0 => std::thread::yield_now(),
+                _ => std::hint::spin_loop(),
+            }
+        }
+    }
+
+    #[inline]
+    fn leave(&self) {
+        self.0.store(false, Release);
+    }
 }
 
 /// One larger freed block, which threads hand on without the lane's lock. The books show it as live.

@@ -5,10 +5,12 @@ use std::sync::{Arc, Weak};
 
 use super::block::no_block;
 use super::core::{self, Stale, UNIT};
+use super::gate::Stop;
 use super::lane::Lane;
 use super::magazine::{Magazine, Slot, class_of};
 use super::name::Named;
 use super::quick::{Kept, Quick};
+use super::seat::seat;
 use crate::Result;
 use crate::driver::PhysId;
 use crate::history::History;
@@ -66,13 +68,14 @@ impl State {
         &mut self,
         size: u64,
         align: u64,
+        seat: u32,
         magazine: &Magazine,
     ) -> Option<core::Block> {
         self.counts.allocs += 1;
         if let Some(kept) = self.take_kept(size, align) {
             let class = class_of(size);
             if class != 0 && self.history.is_none() {
-                magazine.refill(class, self.kept_aside(), || {
+                magazine.refill(seat, class, self.kept_aside(), || {
                     self.quick.take(class, |_| true)
                 });
             }
@@ -138,6 +141,11 @@ impl State {
             len: u64::from(class) * UNIT,
             hint: slot.hint,
         })
+    }
+
+    /// Nothing goes into a magazine or out of one while it lives.
+    pub(super) fn stop_magazines(&self) -> Option<Stop<'_>> {
+        Magazine::stop(self.magazines.iter(), seat())
     }
 
     /// Bytes that each magazine may keep.
@@ -211,10 +219,24 @@ impl State {
 
     /// Frees every kept block in the books.
     pub(super) fn flush(&mut self) {
-        for magazine in std::mem::take(&mut self.magazines) {
-            magazine.drain(|_, slot| self.file(slot.addr(self.base), slot.hint));
-            self.magazines.push(magazine);
+        // What is put into the others from now on was not free when this was called.
+        self.flush_from(|magazine| !magazine.is_empty());
+    }
+
+    /// As [`flush`](Self::flush). What makes owners keep nothing, said before this, holds after it.
+    pub(super) fn flush_and_settle(&mut self) {
+        self.flush_from(|_| true);
+    }
+
+    fn flush_from(&mut self, of: impl Fn(&Magazine) -> bool) {
+        let magazines = std::mem::take(&mut self.magazines);
+        let filled: Vec<_> = magazines.iter().filter(|one| of(one)).collect();
+        if let Some(_stop) = Magazine::stop(filled.iter().copied(), seat()) {
+            for magazine in filled {
+                magazine.drain(|_, slot| self.file(slot.addr(self.base), slot.hint));
+            }
         }
+        self.magazines = magazines;
         let (lists, large) = self.quick.drain();
         for slot in lists {
             self.file(slot.addr(self.base), slot.hint);
@@ -227,9 +249,10 @@ impl State {
     /// Frees the block of a class at a place, whose owner gave it up and recorded no use of it, and half of
     /// the blocks of its length in `magazine`, which is full. The books are not looked at.
     #[inline]
-    pub(super) fn put(&mut self, class: u16, slot: Slot, magazine: &Magazine) {
+    pub(super) fn put(&mut self, class: u16, slot: Slot, seat: u32, magazine: &Magazine) {
         self.put_one(class, slot);
-        magazine.spill(class, self.kept_aside(), |slot| self.put_one(class, slot));
+        let most = self.kept_aside();
+        magazine.spill(seat, class, most, |slot| self.put_one(class, slot));
     }
 
     #[inline]
@@ -266,7 +289,10 @@ impl State {
             return kept.is_some_and(|k| k.addr == block.addr);
         }
         u32::try_from((block.addr - self.base) / UNIT).is_ok_and(|unit| {
-            self.quick.has(class, unit) || self.magazines.iter().any(|m| m.has(class, unit))
+            self.quick.has(class, unit) || {
+                let _stop = self.stop_magazines();
+                self.magazines.iter().any(|m| m.has(class, unit))
+            }
         })
     }
 

@@ -124,6 +124,7 @@ impl State {
             largest: self.quick.largest(),
             allocs: self.quick.pair().allocs(),
         };
+        let _stop = self.stop_magazines();
         for magazine in &self.magazines {
             magazine.each(|class, slot| {
                 let addr = self.base + u64::from(slot.unit) * UNIT;

@@ -11,7 +11,7 @@ use super::runs::Node;
 const LEAF: u32 = 4096;
 const WAYS: usize = 16;
 
-/// The tree of bounds on lengths; every level is a multiple of 16 entries long, the top level is 16.
+/// The tree of longest lengths; every level is a multiple of 16 entries long, the top level is 16.
 #[derive(Debug)]
 pub struct FirstFit {
     levels: Vec<Vec<u32>>,
@@ -72,6 +72,7 @@ impl FirstFit {
     pub fn remove(&mut self, nodes: &mut [Node], run: u32) {
         let Node {
             start,
+            len,
             bin_prev,
             bin_next,
             ..
@@ -84,25 +85,29 @@ impl FirstFit {
         } else {
             nodes[bin_prev as usize].bin_next = bin_next;
         }
+        self.lower(nodes, (start / LEAF) as usize, len);
     }
 
     /// Changes where a run starts and how long it is.
     #[inline]
     pub fn resize(&mut self, nodes: &mut [Node], run: u32, start: u32, len: u32) {
-        let stays = nodes[run as usize].start / LEAF == start / LEAF;
-        if !stays {
+        let before = &mut nodes[run as usize];
+        let was = before.len;
+        if before.start / LEAF != start / LEAF {
             self.remove(nodes, run);
+            nodes[run as usize].start = start;
+            nodes[run as usize].len = len;
+            return self.insert(nodes, run);
         }
-        nodes[run as usize].start = start;
-        nodes[run as usize].len = len;
-        if stays {
-            self.raise((start / LEAF) as usize, len);
-        } else {
-            self.insert(nodes, run);
+        before.start = start;
+        before.len = len;
+        match len >= was {
+            true => self.raise((start / LEAF) as usize, len),
+            false => self.lower(nodes, (start / LEAF) as usize, was),
         }
     }
 
-    /// Raises the bounds of a leaf and above where `len` passes them. They are never lowered here: `find` does that.
+    /// Raises the bounds of a leaf and above where `len` passes them.
     #[inline]
     fn raise(&mut self, leaf: usize, len: u32) {
         let mut at = leaf;
@@ -115,52 +120,65 @@ impl FirstFit {
         }
     }
 
-    /// The lowest run of a leaf of at least `len` units, or the longest length there is.
+    /// Lowers the bounds of a leaf and above where `was`, a length that left, was the longest. At once, since a
+    /// search that follows a bound in vain costs more than all of this: with bounds lowered by searches, these
+    /// came to three times as many families.
     #[inline]
-    fn lowest(&self, nodes: &[Node], leaf: usize, len: u32) -> Result<u32, u32> {
-        let (mut best, mut lowest, mut longest) = (NONE, NONE, 0);
+    fn lower(&mut self, nodes: &[Node], leaf: usize, was: u32) {
+        if self.levels[0][leaf] > was {
+            return;
+        }
+        let mut most = 0;
         let mut run = self.runs[leaf];
         while run != NONE {
             let n = &nodes[run as usize];
-            longest = longest.max(n.len);
+            most = most.max(n.len);
+            run = n.bin_next;
+        }
+        let mut at = leaf;
+        for level in 0.. {
+            if most == was {
+                return;
+            }
+            self.levels[level][at] = most;
+            at /= WAYS;
+            match self.levels.get(level + 1) {
+                Some(above) if above[at] == was => {
+                    most = most_of(&self.levels[level][at * WAYS..][..WAYS]);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// The lowest run of a leaf of at least `len` units.
+    #[inline]
+    fn lowest(&self, nodes: &[Node], leaf: usize, len: u32) -> Option<u32> {
+        let (mut best, mut lowest) = (None, NONE);
+        let mut run = self.runs[leaf];
+        while run != NONE {
+            let n = &nodes[run as usize];
             if n.len >= len && n.start < lowest {
-                (best, lowest) = (run, n.start);
+                (best, lowest) = (Some(run), n.start);
             }
             run = n.bin_next;
         }
-        if best == NONE { Err(longest) } else { Ok(best) }
+        best
     }
 
-    /// The lowest run of at least `len` units. Where a bound promised more than there is, it is lowered: each
-    /// time, that pays for an earlier raise.
+    /// The lowest run of at least `len` units.
     #[inline]
-    pub fn find(&mut self, nodes: &[Node], len: u32) -> Option<u32> {
-        let top = self.levels.len() - 1;
-        let (mut level, mut family) = (top, 0);
-        loop {
-            let (families, _) = self.levels[level].as_chunks::<WAYS>();
-            let entries = &families[family];
-            let way = first_of(entries, len);
-            if way < WAYS {
-                family = family * WAYS + way;
-                if level > 0 {
-                    level -= 1;
-                    continue;
-                }
-                match self.lowest(nodes, family, len) {
-                    Ok(run) => return Some(run),
-                    Err(longest) => self.levels[0][family] = longest,
-                }
-                family /= WAYS;
-            } else if level == top {
+    pub fn find(&self, nodes: &[Node], len: u32) -> Option<u32> {
+        let mut family = 0;
+        for level in self.levels.iter().rev() {
+            let (families, _) = level.as_chunks::<WAYS>();
+            let way = first_of(&families[family], len);
+            if way >= WAYS {
                 return None;
-            } else {
-                let most = most_of(entries);
-                level += 1;
-                self.levels[level][family] = most;
-                family /= WAYS;
             }
+            family = family * WAYS + way;
         }
+        self.lowest(nodes, family, len)
     }
 
     /// Calls `see` with every run of at least `len` units, nearly in order of address.
@@ -232,6 +250,63 @@ mod tests {
             uses: 0,
             state: State::Free,
         }
+    }
+
+    /// Every entry is the longest of what is below it.
+    fn check(f: &FirstFit, nodes: &[Node]) {
+        for (leaf, bound) in f.levels[0].iter().enumerate() {
+            let mut longest = 0;
+            let mut run = f.runs[leaf];
+            while run != NONE {
+                longest = longest.max(nodes[run as usize].len);
+                run = nodes[run as usize].bin_next;
+            }
+            assert_eq!(*bound, longest, "leaf {leaf}");
+        }
+        for pair in f.levels.windows(2) {
+            let mut below: Vec<u32> = pair[0].chunks_exact(WAYS).map(most_of).collect();
+            below.resize(pair[1].len(), 0);
+            assert_eq!(below, pair[1]);
+        }
+    }
+
+    #[test]
+    fn bounds_are_exact_after_any_change() {
+        let mut seed = 1u64;
+        let mut random = move |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % below
+        };
+        let mut nodes: Vec<Node> = (0..400)
+            .map(|i| node(i * 3000, 1 + random(4) as u32 * 700))
+            .collect();
+        let mut f = FirstFit::new();
+        let mut is_in = vec![false; nodes.len()];
+        for _ in 0..20_000 {
+            let at = random(400);
+            let run = at as u32;
+            match (is_in[at as usize], random(3)) {
+                (false, _) => {
+                    f.insert(&mut nodes, run);
+                    is_in[at as usize] = true;
+                }
+                (true, 0) => {
+                    f.remove(&mut nodes, run);
+                    is_in[at as usize] = false;
+                }
+                (true, _) => {
+                    let start = run * 3000 + random(3000) as u32;
+                    f.resize(&mut nodes, run, start, 1 + random(4) as u32 * 700);
+                }
+            }
+            let len = 1 + random(2200) as u32;
+            let fits = |i: &usize| is_in[*i] && nodes[*i].len >= len;
+            let lowest = (0..nodes.len())
+                .filter(fits)
+                .min_by_key(|i| nodes[*i].start);
+            assert_eq!(f.find(&nodes, len), lowest.map(|i| i as u32));
+        }
+        check(&f, &nodes);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Small blocks that go from hand to hand without the lane's lock.
 
-use std::sync::mpsc;
+use std::cell::RefCell;
+use std::sync::{Barrier, mpsc};
 
 use granule::units::{KIB, MIB, Va};
-use granule::{Error, HeapConfig};
+use granule::{Block, Error, HeapConfig};
 
 use super::yard::Yard;
 use crate::support::{On, eventually};
@@ -14,6 +15,8 @@ on_each_driver! {
     a_recorded_use_keeps_a_small_block_from_the_next
     what_threads_leave_behind_is_given_back
     blocks_may_be_freed_by_any_thread
+    more_threads_than_have_magazines_share_a_stream
+    a_thread_that_ends_may_still_drop_blocks
 }
 
 fn yard(on: On) -> Yard {
@@ -143,6 +146,66 @@ fn blocks_may_be_freed_by_any_thread(on: On) {
     let stats = yard.heap.stats();
     assert_eq!((stats.live, stats.blocks), (0, 0), "{stats:?}");
     assert_eq!(stats.misses, 1, "{stats:?}");
+    drop(on_stream);
+    yard.audit();
+    yard.end();
+}
+
+fn more_threads_than_have_magazines_share_a_stream(on: On) {
+    const THREADS: usize = 80;
+    let yard = yard(on);
+    let on_stream = yard.heap.on(&yard.streams[0]).unwrap();
+    let together = Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS as u64 {
+            let (yard, on_stream, together) = (&yard, &on_stream, &together);
+            scope.spawn(move || {
+                together.wait();
+                for round in 0..3 {
+                    let block = on_stream.alloc(4 * KIB).unwrap();
+                    let seed = thread << 8 | round;
+                    super::yard::write(&yard.rig, block.range(), seed, &yard.streams[0]);
+                    yard.check(&block, seed, 0);
+                }
+                // Nobody's number is given to another before all have had theirs.
+                together.wait();
+            });
+        }
+    });
+    let stats = yard.heap.stats();
+    assert_eq!((stats.live, stats.blocks), (0, 0), "{stats:?}");
+    assert_eq!(stats.allocs, 3 * THREADS as u64);
+    drop(on_stream);
+    yard.audit();
+    yard.end();
+}
+
+fn a_thread_that_ends_may_still_drop_blocks(on: On) {
+    thread_local!(static LAST: RefCell<Vec<Block>> = const { RefCell::new(Vec::new()) });
+    let yard = yard(on);
+    let on_stream = yard.heap.on(&yard.streams[0]).unwrap();
+    for _ in 0..4 {
+        let on_stream = on_stream.clone();
+        // What is first used last goes first, or the other way round: one of both orders each.
+        let keep = |block| LAST.with_borrow_mut(|last| last.push(block));
+        let threads = [
+            std::thread::spawn({
+                let on_stream = on_stream.clone();
+                move || {
+                    LAST.with_borrow(Vec::len);
+                    keep(on_stream.alloc(4 * KIB).unwrap());
+                }
+            }),
+            std::thread::spawn(move || keep(on_stream.alloc(4 * KIB).unwrap())),
+        ];
+        threads.into_iter().for_each(|t| t.join().unwrap());
+    }
+    let stats = yard.heap.stats();
+    assert_eq!(
+        (stats.live, stats.blocks, stats.allocs),
+        (0, 0, 8),
+        "{stats:?}"
+    );
     drop(on_stream);
     yard.audit();
     yard.end();

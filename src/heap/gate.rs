@@ -1,0 +1,204 @@
+//! A lock that costs its owner no atomic exchange.
+//!
+//! One thread comes all the time, others rarely. The owner says that it is inside, then looks whether
+//! somebody wants it to stay out; the others say so, then look whether it is inside. Both orders need a
+//! barrier between the store and the load (Dekker). The others' is one of all threads of the process
+//! (`membarrier(2)`), which stands for the owner's as well: what is left of that is an order for the
+//! compiler. Where the system has no such call the owner makes its own.
+
+use std::sync::atomic::Ordering::*;
+
+use super::seat::NO_SEAT;
+use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
+
+/// Whose it is by seat, and who is inside.
+#[derive(Debug)]
+pub(super) struct Gate {
+    owner: u32,
+    /// The owner makes its barriers itself.
+    is_fenced: bool,
+    /// The owner is inside.
+    inside: AtomicBool,
+    /// Others that want it to stay out.
+    stops: AtomicU32,
+}
+
+impl Gate {
+    /// A gate of the threads that sit on a seat, one after another.
+    pub(super) fn new(owner: u32) -> Self {
+        Self {
+            owner,
+            is_fenced: !barrier::is_there(),
+            inside: AtomicBool::new(false),
+            stops: AtomicU32::new(0),
+        }
+    }
+
+    /// Lets its owner in, who sits on `seat`, unless others keep it out. Nobody else ever gets in.
+    #[inline]
+    pub(super) fn enter(&self, seat: u32) -> bool {
+        if seat != self.owner || seat == NO_SEAT {
+            return false;
+        }
+        self.inside.store(true, Relaxed);
+        match self.is_fenced {
+            true => fence(SeqCst),
+            false => std::sync::atomic::compiler_fence(SeqCst),
+        }
+        if self.stops.load(Acquire) == 0 {
+            return true;
+        }
+        self.leave();
+        false
+    }
+
+    /// Only after [`enter`](Self::enter), which let the caller in.
+    #[inline]
+    pub(super) fn leave(&self) {
+        self.inside.store(false, Release);
+    }
+}
+
+/// Owners stay out of their gates while it lives.
+#[derive(Debug)]
+pub(super) struct Stop<'a> {
+    gates: Vec<&'a Gate>,
+}
+
+impl<'a> Stop<'a> {
+    /// Waits until all owners are out, some instructions of each. The caller, who sits on `seat`, is in none
+    /// itself. `None`, and nobody is kept out, if the system refuses the barrier that it gave before.
+    pub(super) fn new(gates: impl Iterator<Item = &'a Gate>, seat: u32) -> Option<Self> {
+        let stop = Self {
+            gates: gates.collect(),
+        };
+        for gate in &stop.gates {
+            gate.stops.fetch_add(1, SeqCst);
+        }
+        let others = || stop.gates.iter().filter(|gate| gate.owner != seat);
+        if others().next().is_some() && !barrier::everywhere() {
+            return None;
+        }
+        for gate in others() {
+            let mut looks = 0u32;
+            while gate.inside.load(Acquire) {
+                looks += 1;
+                match looks % 64 {
+                    // Its owner may have lost its core.
+                    0 => crate::sync::yield_now(),
+                    _ => std::hint::spin_loop(),
+                }
+            }
+        }
+        Some(stop)
+    }
+}
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        for gate in &self.gates {
+            gate.stops.fetch_sub(1, Release);
+        }
+    }
+}
+
+mod barrier {
+    use crate::sync::atomic::{Ordering::SeqCst, fence};
+
+    /// Whether one thread can make a barrier for all of the process. Asked once: it stays so.
+    #[cfg(all(target_os = "linux", not(shuttle)))]
+    pub(super) fn is_there() -> bool {
+        use std::sync::OnceLock;
+
+        use rustix::thread::{MembarrierCommand, membarrier};
+
+        static THERE: OnceLock<bool> = OnceLock::new();
+        *THERE.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
+    }
+
+    #[cfg(not(all(target_os = "linux", not(shuttle))))]
+    pub(super) fn is_there() -> bool {
+        false
+    }
+
+    /// A barrier of all threads, or of this one where owners make their own.
+    pub(super) fn everywhere() -> bool {
+        fence(SeqCst);
+        #[cfg(all(target_os = "linux", not(shuttle)))]
+        if is_there() {
+            use rustix::thread::{MembarrierCommand, membarrier};
+
+            // Short of memory it may fail.
+            return (0..100).any(|_| membarrier(MembarrierCommand::PrivateExpedited).is_ok());
+        }
+        true
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::sync::atomic::AtomicBool as Flag;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    /// The owner counts inside, others count when it is out: no count is lost, though none is an exchange.
+    fn count_together(gate: &Gate) {
+        let (count, done) = (AtomicU64::new(0), Flag::new(false));
+        let add = || count.store(count.load(Relaxed) + 1, Relaxed);
+        let (inside, outside) = std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let mut added = 0u64;
+                while !done.load(Relaxed) {
+                    if let Some(stop) = Stop::new([gate].into_iter(), 8) {
+                        add();
+                        added += 1;
+                        drop(stop);
+                    }
+                }
+                added
+            });
+            let mut added = 0u64;
+            // Until both have met often, and at most so often.
+            for _ in 0..3_000_000 {
+                if gate.enter(7) {
+                    add();
+                    gate.leave();
+                    added += 1;
+                }
+            }
+            done.store(true, Relaxed);
+            (added, other.join())
+        });
+        let outside = outside.unwrap_or_default();
+        assert_eq!(count.load(Relaxed), inside + outside);
+        assert!(inside > 0 && outside > 0);
+    }
+
+    #[test]
+    fn the_owner_and_others_are_never_inside_together() {
+        let gate = Gate::new(7);
+        count_together(&gate);
+        let fenced = Gate {
+            is_fenced: true,
+            ..Gate::new(7)
+        };
+        count_together(&fenced);
+    }
+
+    #[test]
+    fn only_its_owner_enters_and_not_while_it_is_stopped() {
+        let gate = Gate::new(3);
+        assert!(!gate.enter(4) && !gate.enter(NO_SEAT));
+        let stops = [
+            Stop::new([&gate].into_iter(), 3),
+            Stop::new([&gate].into_iter(), 4),
+        ];
+        assert!(stops.iter().all(Option::is_some) && !gate.enter(3));
+        drop(stops);
+        assert!(gate.enter(3));
+        gate.leave();
+        let nobodys = Gate::new(NO_SEAT);
+        assert!(!nobodys.enter(NO_SEAT));
+    }
+}
