@@ -6,9 +6,10 @@
 In parts, each within a few minutes: `--phases time,arena --json a.json`, then `--phases budget,demo --resume a.json --json b.json`. A part that
 ran out of time goes on with `--resume` of its own file.
 
-Phases: `time` (several rounds; in each, every allocator has a fresh process, alone on the GPU, in an order that turns: figures are medians over the
-rounds of the medians over the steps, and a difference counts if the ranges of the rounds do not meet), `arena` (with `time`: serving with caches
-that grow in place beside those that are concatenated), `budget` (bisection between the peak of requested bytes and the peak of reserved ones,
+Phases: `time` (a process for each allocator; all run a job in step: one takes a step while the others wait, then the next one, in an order that
+turns, so that what the machine does meanwhile strikes all alike; two are compared by the ratios of the same steps, whose median counts if its
+interval of 95 % does not hold 1), `arena` (with `time`: serving with caches that grow in place, in step with those that are
+concatenated), `budget` (bisection between the peak of requested bytes and the peak of reserved ones,
 several processes at a time; cudaMallocAsync alone at the end), `exact` (a few steps with kernels that give the same bits every time, so that equal
 losses mean equal data), `demo` (a budget at which the native allocator dies of fragmentation and granule completes).
 """
@@ -39,7 +40,7 @@ def show(run):
             f"reserved {run['reserved_peak'] / GIB:.3f} GiB, left {run['reserved_after'] / GIB:.3f} GiB")
 
 
-ARENAS = "serving in arenas"
+ARENAS = "granule, arenas"
 
 
 def measured(run):
@@ -49,114 +50,133 @@ def measured(run):
     # The first step makes the model.
     later, cpu = run["times"][1:] or [0], run["cpu"][1:] or [0]
     return {
-        "step_ms_median": 1e3 * statistics.median(later), "step_ms_mean": 1e3 * statistics.mean(later),
+        "step_ms_median": 1e3 * statistics.median(later), "step_ms_mean": 1e3 * statistics.mean(later), "steps_ms": [1e3 * one for one in later],
         "cpu_ms_median": 1e3 * statistics.median(cpu), "total_s": sum(run["times"]), "requested_peak": run["requested_peak"],
         "reserved_peak": run["reserved_peak"], "results": run["results"], "completed": run["completed"],
         "reserved_after": run["reserved_after"], "in_a_step": run.get("in_a_step")}
 
 
 def summed(rounds):
-    """The rounds of a job on an allocator as one: medians of what they say, and how far apart they are."""
+    """The rounds of a job on an allocator as one: medians of what they say, and all of their steps."""
     good = [one for one in rounds if "error" not in one]
     if not good:
         return {"error": rounds[0]["error"]}
     middle = lambda key: statistics.median(one[key] for one in good)
-    medians = [one["step_ms_median"] for one in good]
     return {
-        "rounds": len(good), "failed_rounds": len(rounds) - len(good), "step_ms_median": statistics.median(medians),
-        "step_ms_spread": [min(medians), max(medians)], "step_ms_mean": middle("step_ms_mean"), "total_s": middle("total_s"),
-        "total_s_spread": [min(one["total_s"] for one in good), max(one["total_s"] for one in good)],
+        "rounds": len(good), "failed_rounds": len(rounds) - len(good), "step_ms_median": middle("step_ms_median"),
+        "step_ms_mean": middle("step_ms_mean"), "steps_ms": [one.get("steps_ms") for one in rounds], "total_s": middle("total_s"),
         "cpu_ms_median": middle("cpu_ms_median"), "requested_peak": max(one["requested_peak"] for one in good),
         "reserved_peak": max(one["reserved_peak"] for one in good), "results": good[0]["results"], "again": good[-1]["results"],
         "completed": all(one["completed"] for one in good), "reserved_after": max(one["reserved_after"] for one in good)}
 
 
-def apart(a, b):
-    """Whether two lists of rounds differ by more than either differs within itself: their ranges do not meet."""
-    return a[1] < b[0] or b[1] < a[0]
+def paired(mine, theirs):
+    """The ratios of the times of the same steps: their median, its interval of 95 % (by order, so for any distribution), and how many."""
+    pairs = [pair for a, b in zip(mine["steps_ms"], theirs["steps_ms"]) if a and b for pair in zip(a, b)]
+    ratios = sorted(a / b for a, b in pairs if b)
+    if not ratios:
+        return None
+    half = 0.98 * len(ratios) ** 0.5
+    low, high = int(max(0, len(ratios) / 2 - half)), int(min(len(ratios) - 1, len(ratios) / 2 + half))
+    return {"ratio": statistics.median(ratios), "interval": [ratios[low], ratios[high]], "steps": len(ratios)}
 
 
-def tasks(args, name, number):
-    """The jobs of a worker of a round, with the kind of cache."""
-    found = [(job, job, None) for job in args.jobs]
-    if name == "granule" and "arena" in args.phases and "serving" in args.jobs:
-        # Before and after the one with `torch.cat`, in turns.
-        at = [job for job, *_ in found].index("serving") + number % 2
-        found.insert(at, (ARENAS, "serving", "arena"))
-    return found
+def said(pair, what):
+    """A comparison in words."""
+    if pair is None:
+        return f"no steps to compare with {what}"
+    change, (low, high) = 100 * (pair["ratio"] - 1), pair["interval"]
+    words = "no clear difference" if low <= 1 <= high else "more" if change > 0 else "less"
+    return (f"{change:+.1f} % time a step against {what} ({100 * (low - 1):+.1f} .. {100 * (high - 1):+.1f} %, {pair['steps']} steps): {words}")
 
 
-def one_round(args, out, number, save):
-    """Each allocator in a fresh process, one after the other alone on the GPU, in an order that turns. False if time is up."""
-    names = list(args.allocators)
-    names = names[number % len(names):] + names[:number % len(names)]
-    # What a process loads before it touches the GPU is loaded by all at the same time, before any of them is timed.
-    workers = {name: Worker(name, args.size) for name in names}
-    answers = {name: worker.ask(ready=True, patience=120) for name, worker in workers.items()}
-    for name in names:
-        worker = workers[name]
-        if time.time() - START > args.deadline:
-            say(f"round {number + 1}: time is up before {name}")
-            for rest in workers.values():
-                rest.close()
-            return False
-        if "error" not in answers[name]:
-            hello = worker.ask(hello=True, patience=120)
-            out["machine"].setdefault(name, hello)
-            if number == 0:
-                say(f"{name}: {hello}")
-        for label, job, cache in tasks(args, name, number):
-            worker.ask(job=job, cache=cache, steps=args.warm, patience=120)
-            run = worker.ask(job=job, cache=cache, steps=args.steps, patience=180)
-            out["rounds"].setdefault(label, {}).setdefault(name, []).append(measured(run))
-            say(f"round {number + 1}: {label} on {name}: {show(run)}")
-        worker.close()
-        save()
-    return True
+def together(workers, body):
+    """Asks all workers at once."""
+    with ThreadPoolExecutor(max(len(workers), 1)) as pool:
+        return dict(zip(workers, pool.map(body, workers.values())))
+
+
+def in_step(workers, requests, steps, first):
+    """Runs a job on each worker, a step of one at a time; what it came to. Who is first turns, from `first` on."""
+    answers = {name: workers[name].ask(paced=True, steps=steps, patience=120, **request) for name, request in requests.items()}
+    names = list(requests)
+    turn = first
+    while any("at" in answers[name] for name in names):
+        order = names[turn % len(names):] + names[:turn % len(names)]
+        for name in order:
+            if "at" in answers[name]:
+                answers[name] = workers[name].go()
+        turn += 1
+    return answers
 
 
 def phase_time(args, out, save):
+    names = list(args.allocators)
+    workers = {name: Worker(name, args.size) for name in names}
+    with_arenas = "granule" in names and "arena" in args.phases and "serving" in args.jobs
+    if with_arenas:
+        workers[ARENAS] = Worker("granule", args.size)
+    together(workers, lambda worker: worker.ask(ready=True, patience=120))
+    out["machine"].update(together(workers, lambda worker: worker.ask(hello=True, patience=120)))
+    say(f"{out['machine'].get(names[0])}")
     done = min((len(rounds) for runs in out["rounds"].values() for rounds in runs.values()), default=0)
     for number in range(done, args.rounds):
-        if not one_round(args, out, number, save):
-            break
-    for label, runs in out["rounds"].items():
-        if label != ARENAS:
-            out["time"][label] = {name: summed(rounds) for name, rounds in runs.items()}
-    if "granule" in args.allocators and not out["costs"] and time.time() - START < args.deadline:
-        # Counting costs some time by itself, so it is done apart.
-        worker = Worker("granule", args.size, counted=True)
-        for label, job, cache in tasks(args, "granule", 0):
-            worker.ask(job=job, cache=cache, steps=args.warm, patience=120)
-            run = worker.ask(job=job, cache=cache, steps=args.steps, patience=180)
-            if "error" in run:
-                out["costs"][label] = {"error": run["error"]}
-                continue
-            steps = run["times"][len(run["times"]) // 2:] or [0]
-            out["costs"][label] = dict(run.get("in_a_step") or {}, step_ms=1e3 * statistics.mean(steps))
-        if "arena" in args.phases:
-            out["attention"] = worker.ask(attention=True, patience=60)
-            say(f"attention by layout: {out['attention']}")
-        worker.close()
+        for job in args.jobs:
+            if time.time() - START > args.deadline:
+                say(f"round {number + 1}: time is up before {job}")
+                break
+            requests = {name: {"job": job} for name in names}
+            if with_arenas and job == "serving":
+                requests[ARENAS] = {"job": job, "cache": "arena"}
+            if number == done:
+                busy = {name: workers[name] for name in requests}
+                together(busy, lambda worker: worker.ask(job=job, steps=args.warm, patience=240, **(
+                    {"cache": "arena"} if worker is workers.get(ARENAS) else {})))
+            for name, run in in_step(workers, requests, args.steps, number).items():
+                out["rounds"].setdefault(job, {}).setdefault(name, []).append(measured(run))
+                say(f"round {number + 1}: {job} on {name}: {show(run)}")
         save()
+    for worker in workers.values():
+        worker.close()
+    for job, runs in out["rounds"].items():
+        out["time"][job] = {name: summed(rounds) for name, rounds in runs.items() if name != ARENAS}
+    if "granule" in names and not out["costs"] and time.time() - START < args.deadline:
+        phase_costs(args, out)
+        save()
+
+
+def phase_costs(args, out):
+    """What granule does in a step. Counting costs some time by itself, so it is done apart."""
+    worker = Worker("granule", args.size, counted=True)
+    tasks = [(job, job, None) for job in args.jobs]
+    if "arena" in args.phases and "serving" in args.jobs:
+        tasks.append(("serving in arenas", "serving", "arena"))
+    for label, job, cache in tasks:
+        worker.ask(job=job, cache=cache, steps=args.warm, patience=120)
+        run = worker.ask(job=job, cache=cache, steps=args.steps, patience=180)
+        if "error" in run:
+            out["costs"][label] = {"error": run["error"]}
+            continue
+        steps = run["times"][len(run["times"]) // 2:] or [0]
+        out["costs"][label] = dict(run.get("in_a_step") or {}, step_ms=1e3 * statistics.mean(steps))
+    if "arena" in args.phases:
+        out["attention"] = worker.ask(attention=True, patience=60)
+        say(f"attention by layout: {out['attention']}")
+    worker.close()
 
 
 def phase_arena(args, out):
     """Tokens a second and peaks of serving: caches by cat on each allocator, and in arenas on granule."""
-    runs = {f"cat on {name}": rounds for name, rounds in out["rounds"].get("serving", {}).items()}
-    if ARENAS in out["rounds"]:
-        runs["arenas on granule"] = out["rounds"][ARENAS]["granule"]
-    for name, rounds in runs.items():
+    for name, rounds in out["rounds"].get("serving", {}).items():
         run = summed(rounds)
+        label = "arenas on granule" if name == ARENAS else f"cat on {name}"
         if "error" in run:
-            out["serving"][name] = run
+            out["serving"][label] = run
             continue
         tokens = sum(result[0] for result in run["results"])
-        slow, fast = run["total_s_spread"][::-1]
-        out["serving"][name] = {
-            "tokens_a_second": tokens / run["total_s"], "spread": [tokens / slow, tokens / fast], "checks": run["results"],
-            "step_ms_median": run["step_ms_median"], "step_ms_spread": run["step_ms_spread"], "cpu_ms_median": run["cpu_ms_median"],
-            "reserved_peak": run["reserved_peak"], "requested_peak": run["requested_peak"]}
+        out["serving"][label] = {
+            "tokens_a_second": tokens / run["total_s"], "checks": run["results"], "step_ms_median": run["step_ms_median"], "steps_ms": run["steps_ms"],
+            "cpu_ms_median": run["cpu_ms_median"], "reserved_peak": run["reserved_peak"], "requested_peak": run["requested_peak"]}
 
 
 def least(args, worker, job, low, high, tolerance):
@@ -217,9 +237,9 @@ def phase_budget(args, out):
             worker.close()
 
     pairs = [(job, name) for job in args.jobs for name in args.allocators]
-    together = [pair for pair in pairs if pair[1] != "async"]
+    beside = [pair for pair in pairs if pair[1] != "async"]
     with ThreadPoolExecutor(args.parallel) as pool:
-        for job, name, answer in pool.map(lambda pair: one(*pair), together):
+        for job, name, answer in pool.map(lambda pair: one(*pair), beside):
             out["budget"].setdefault(job, {})[name] = answer
     for job, name in pairs:
         if name == "async":
@@ -272,16 +292,11 @@ def same(a, b):
 
 
 def verdict(runs, name):
-    """How an allocator stands against the fastest of the others."""
+    """How an allocator stands against each of the others."""
+    if "error" in runs[name]:
+        return []
     others = {other: run for other, run in runs.items() if other != name and "error" not in run}
-    if not others or "error" in runs[name]:
-        return ""
-    best = min(others, key=lambda other: others[other]["step_ms_median"])
-    mine, theirs = runs[name], others[best]
-    change = 100 * (mine["step_ms_median"] / theirs["step_ms_median"] - 1)
-    clear = apart(mine["step_ms_spread"], theirs["step_ms_spread"])
-    return (f"  {name} takes {abs(change):.1f} % {'more' if change > 0 else 'less'} time a step than {best}, the fastest other: "
-            + ("more than the spread" if clear else "within the spread"))
+    return [f"  {name}: {said(paired(runs[name], run), other)}" for other, run in others.items()]
 
 
 def table(out):
@@ -292,7 +307,7 @@ def table(out):
             continue
         rounds = max(run.get("rounds", 0) for run in runs.values())
         lines.append(f"\n{job} (peak of requested bytes {base / GIB:.3f} GiB; {rounds} rounds)")
-        lines.append(f"  {'allocator':<12}{'ms a step':>10}{'spread':>18}{'mean':>9}{'cpu':>9}{'total s':>9}{'reserved':>10}{'ratio':>8}"
+        lines.append(f"  {'allocator':<12}{'ms a step':>10}{'mean':>9}{'cpu':>9}{'total s':>9}{'reserved':>10}{'ratio':>8}"
                      f"{'least':>9}{'ratio':>8}  results")
         native = runs.get("native", {})
         for name, run in runs.items():
@@ -305,11 +320,10 @@ def table(out):
             again = same(run["results"], run["again"])
             words = "equal to native" if far == 0 else f"differ from native by {far:g}"
             words += "" if again == 0 else f" (two runs differ by {again:g})"
-            spread = "{:.2f}..{:.2f}".format(*run["step_ms_spread"])
-            lines.append(f"  {name:<12}{run['step_ms_median']:>10.2f}{spread:>18}{run['step_ms_mean']:>9.2f}{run['cpu_ms_median']:>9.2f}"
+            lines.append(f"  {name:<12}{run['step_ms_median']:>10.2f}{run['step_ms_mean']:>9.2f}{run['cpu_ms_median']:>9.2f}"
                          f"{run['total_s']:>9.2f}{run['reserved_peak'] / GIB:>10.3f}{run['reserved_peak'] / base:>8.3f}{budget}  {words}")
         if "granule" in runs:
-            lines.append(verdict(runs, "granule"))
+            lines.extend(verdict(runs, "granule"))
     if out["costs"]:
         lines.append("\ngranule in a step, later half of a run of its own that counts")
         lines.append(f"  {'job':<24}{'step ms':>9}{'allocs':>9}{'frees':>9}{'misses':>8}{'alloc+free ms':>15}{'driver calls':>14}"
@@ -327,18 +341,17 @@ def table(out):
         lines.append("\nserving, KV caches by cat and in arenas")
         for name, run in out["serving"].items():
             if run and "error" not in run:
-                lines.append(f"  {name:<20}{run['tokens_a_second']:>10.0f} tokens/s ({run['spread'][0]:.0f}..{run['spread'][1]:.0f}) "
+                lines.append(f"  {name:<20}{run['tokens_a_second']:>10.0f} tokens/s "
                              f"{run['step_ms_median']:>8.2f} ms a step, {run['cpu_ms_median']:.2f} ms of it CPU, {run['reserved_peak'] / GIB:>8.3f} GiB reserved")
             else:
                 lines.append(f"  {name:<20}{run}")
         good = {name: run for name, run in out["serving"].items() if run and "error" not in run}
         checks = [run["checks"] for run in good.values()]
         lines.append(f"  tokens and check sums equal: {all(check == checks[0] for check in checks)}")
-        ours, theirs = good.get("arenas on granule"), good.get("cat on granule")
-        if ours and theirs:
-            clear = apart(ours["spread"], theirs["spread"])
-            lines.append(f"  arenas against cat on granule: {100 * (ours['tokens_a_second'] / theirs['tokens_a_second'] - 1):+.1f} % tokens a second, "
-                         f"{'more than' if clear else 'within'} the spread")
+        ours = good.get("arenas on granule")
+        for name, theirs in good.items():
+            if ours and theirs is not ours:
+                lines.append(f"  arenas: {said(paired(ours, theirs), name)}")
     layout = out["attention"]
     if "error" in layout:
         lines.append(f"  attention by layout: {layout['error']}")
@@ -369,7 +382,7 @@ def main():
     parser.add_argument("--phases", type=listed, default=("time", "arena", "budget", "demo", "exact"))
     parser.add_argument("--resume", help="go on with the figures of that file; the phase time adds the rounds that are missing")
     parser.add_argument("--deadline", type=float, default=500, help="seconds after which no round begins and bisections end where they are")
-    parser.add_argument("--rounds", type=int, default=3, help="of the phase time: fresh processes for each allocator")
+    parser.add_argument("--rounds", type=int, default=3, help="of the phase time: runs of each job")
     parser.add_argument("--warm", type=int, default=3, help="steps of a job before it is timed")
     parser.add_argument("--steps", type=int, default=None, help="steps of a job; its own number by default")
     parser.add_argument("--size", choices=("big", "small"), default="big")

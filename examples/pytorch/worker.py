@@ -5,6 +5,8 @@
 `{"ready": true}` is answered before the process touches the GPU, so that several can be started beforehand. `"cache": "arena"` serves with
 caches in arenas; `"count": true` adds what the allocator did in a step, for a worker that was started with `counted`.
 
+`"paced": true` runs a job step by step: before each one the worker says `{"at": 3}` and waits for a line.
+
 `Worker` starts and talks to one. `budget` limits the memory: granule by its budget, the caching allocators by
 `set_per_process_memory_fraction`, and cudaMallocAsync, whose reserved memory that does not limit, by filling the device
 with a ballast until only so much is free (`ballast`: it needs the device for itself).
@@ -41,8 +43,12 @@ class Worker:
             stderr=subprocess.DEVNULL if quiet else None, text=True, env=env)
 
     def ask(self, patience=120, **request):
-        """The answer; one with `error` if the process died or took too long (it is ended then)."""
-        request = json.dumps(request)
+        """The answer; one with `error` if the process died or took too long (it is ended then). To a paced job it is the word that
+        the worker is at a step, and each `go` answers the next one, or what the job came to."""
+        return self.go(patience, json.dumps(request))
+
+    def go(self, patience=120, request="go"):
+        """Lets a paced job take a step."""
         timer = threading.Timer(patience, self.process.kill)
         timer.start()
         try:
@@ -227,6 +233,9 @@ def run(torch, jobs, memory, size, request):
     job = make(steps, device, size)
     try:
         while True:
+            if request.get("paced"):
+                print(json.dumps({"at": len(results)}), flush=True)
+                sys.stdin.readline()
             if len(results) == steps // 2 and half is None:
                 half = memory.costs()
             start, used = time.perf_counter(), time.process_time()
