@@ -315,9 +315,15 @@ fn case_rows(stage: &mut Stage, case: &Case, layout: &Layout) -> Outcome<Vec<Row
         all.heap.grow(spare, &stage.stream)?;
     }
     let mut all = Strategy::ALL.map(|strategy| (strategy, Vec::new(), None));
-    // In turns, so that what the machine does meanwhile befalls all of them.
-    for _ in 0..stage.reps {
-        for (strategy, samples, why) in all.iter_mut().filter(|one| one.2.is_none()) {
+    let is_main =
+        layout.permille == 500 && layout.pattern == Pattern::Even && layout.granule == layout.piece;
+    // In turns, so that what the machine does meanwhile befalls all of them, and each is first at times.
+    let reps = stage.reps + if is_main { stage.reps / 2 } else { 0 };
+    for rep in 0..reps {
+        let first = rep as usize % all.len();
+        let (later, sooner) = all.split_at_mut(first);
+        let turns = sooner.iter_mut().chain(later);
+        for (strategy, samples, why) in turns.filter(|one| one.2.is_none()) {
             let scene = Scene::build(&pool, &stage.stream, layout, &stage.table, &stage.checker)?;
             match ask(stage, &scene, *strategy)? {
                 Ok(sample) => samples.push(sample),
@@ -334,8 +340,6 @@ fn case_rows(stage: &mut Stage, case: &Case, layout: &Layout) -> Outcome<Vec<Row
         }
         rows.push(Row::of(case, strategy.name(), &samples, why));
     }
-    let is_main =
-        layout.permille == 500 && layout.pattern == Pattern::Even && layout.granule == layout.piece;
     if is_main && !stage.is_sim() {
         busy(stage, &pool, layout, &mut rows)?;
     }

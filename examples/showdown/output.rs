@@ -60,6 +60,8 @@ pub struct Row {
     pub runs: usize,
     /// Until the block could be used and the device had got there; `None` if it could not be done.
     pub usable: Option<Duration>,
+    /// Of each repetition, if it could be done.
+    pub each: Vec<Duration>,
     pub fastest: Option<Duration>,
     pub host: Option<Duration>,
     pub later: Option<Duration>,
@@ -83,6 +85,7 @@ impl Row {
             strategy: strategy.to_owned(),
             runs: 0,
             usable: None,
+            each: Vec::new(),
             fastest: None,
             host: None,
             later: None,
@@ -109,6 +112,7 @@ impl Row {
         };
         row.runs = samples.len();
         row.usable = of(&|s| s.usable);
+        row.each = samples.iter().map(|s| s.usable).collect();
         row.fastest = samples.iter().map(|s| s.usable).min();
         row.host = of(&|s| s.host);
         row.later = of(&|s| s.later);
@@ -306,10 +310,26 @@ impl Everything<'_> {
 
 /// The time of a strategy on a case of the main group.
 pub fn time_of(rows: &[Row], piece: u64, strategy: &str) -> Option<f64> {
-    let row = rows
-        .iter()
-        .find(|r| r.case.group == "half free" && r.case.piece == piece && r.strategy == strategy);
-    row?.usable.map(|time| time.as_secs_f64())
+    row_of(rows, piece, strategy)?
+        .usable
+        .map(|time| time.as_secs_f64())
+}
+
+fn row_of<'a>(rows: &'a [Row], piece: u64, strategy: &str) -> Option<&'a Row> {
+    rows.iter()
+        .find(|r| r.case.group == "half free" && r.case.piece == piece && r.strategy == strategy)
+}
+
+/// How many times as long one strategy takes as another on a case of the main group: the median of the ratios
+/// of the same repetitions, since what the machine does meanwhile befalls both.
+pub fn ratio(rows: &[Row], piece: u64, one: &str, other: &str) -> Option<f64> {
+    let each = |strategy| Some(&row_of(rows, piece, strategy)?.each);
+    let pairs = each(one)?.iter().zip(each(other)?);
+    let mut ratios: Vec<f64> = pairs
+        .map(|(a, b)| a.as_secs_f64() / b.as_secs_f64())
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios.get(ratios.len() / 2).copied()
 }
 
 /// How the figures stand against what was set out to be reached.
@@ -326,8 +346,7 @@ pub fn verdicts(rows: &[Row], slow: &[Slow], kind: DriverKind) -> Vec<String> {
         .map(|r| r.case.piece)
         .collect();
     sizes.dedup();
-    let against =
-        |piece, other: &str| Some(time_of(rows, piece, other)? / time_of(rows, piece, "remap")?);
+    let against = |piece, other: &str| ratio(rows, piece, other, "remap");
     for piece in &sizes {
         let [slide, evacuate] = ["copy compaction", "copy evacuation"].map(|s| against(*piece, s));
         let (Some(slide), Some(evacuate)) = (slide, evacuate) else {
@@ -352,16 +371,13 @@ pub fn verdicts(rows: &[Row], slow: &[Slow], kind: DriverKind) -> Vec<String> {
     }
     let mut worst: (f64, u64, &str) = (0.0, 0, "");
     for piece in &sizes {
-        let Some(hybrid) = time_of(rows, *piece, "hybrid") else {
-            continue;
-        };
         for single in [
             "remap",
             "copy compaction",
             "copy evacuation",
             "generational",
         ] {
-            let ratio = time_of(rows, *piece, single).map_or(0.0, |time| hybrid / time);
+            let ratio = ratio(rows, *piece, "hybrid", single).unwrap_or(0.0);
             if ratio > worst.0 {
                 worst = (ratio, *piece, single);
             }

@@ -44,8 +44,8 @@ pub struct HeapConfig {
     pub rounding: Rounding,
     /// Blocks up to this size share granules of 2 MiB; 16 KiB by default and at least.
     pub small: u64,
-    /// Largest granule; 64 MiB by default. A multiple of 2 MiB. A heap whose live peak is below 12 GiB creates
-    /// smaller ones, down to 16 MiB below 6 GiB.
+    /// Largest granule; 64 MiB by default. A multiple of 2 MiB. A stream with less than 12 GiB live at most
+    /// since memory last left it creates smaller ones, down to 10 MiB below 4.5 GiB.
     pub granule_max: u64,
     /// Growth takes at least this much where the footprint allows it; 32 MiB by default, half of the largest
     /// granule at most.

@@ -74,7 +74,10 @@ pub struct Lane {
     /// First unit and end of each line in the process' addresses.
     pub(super) units: [(u64, u64); 2],
     pub(super) live_units: u64,
+    /// The most that was live since memory last left, which says what the lane needs now.
     pub(super) peak_units: u64,
+    /// The most that was live before.
+    pub(super) past_peak_units: u64,
     pub(super) live_blocks: u64,
 }
 
@@ -107,6 +110,7 @@ impl Lane {
             units: [(base / UNIT, middle / UNIT), (middle / UNIT, end / UNIT)],
             live_units: 0,
             peak_units: 0,
+            past_peak_units: 0,
             live_blocks: 0,
         })
     }
@@ -308,7 +312,7 @@ impl Lane {
     pub fn stats(&self) -> Stats {
         Stats {
             live: self.live_units * UNIT,
-            live_peak: self.peak_units * UNIT,
+            live_peak: self.peak_units.max(self.past_peak_units) * UNIT,
             blocks: self.live_blocks,
             held: self.held(),
             granules: self.granules.count() as u64,

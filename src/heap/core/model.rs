@@ -66,6 +66,8 @@ struct World {
     mapped: BTreeMap<u64, (u64, u64)>,
     stale: Vec<Stale>,
     names: u64,
+    /// The live peak since memory last left.
+    peak: u64,
 }
 
 const BASE: u64 = 6 << 20;
@@ -81,6 +83,7 @@ impl World {
             mapped: BTreeMap::new(),
             stale: Vec::new(),
             names: 0,
+            peak: 0,
         }
     }
 
@@ -159,6 +162,7 @@ impl World {
         assert!(before.is_none_or(|(&a, &n)| a + n <= block.addr), "overlap");
         self.live.insert(block.addr, block.len);
         assert_eq!(self.lane.block(block.addr), Some(block));
+        self.peak = self.peak.max(self.lane.stats().live);
     }
 
     /// Free runs: address, bytes, and the bytes of granules wholly inside.
@@ -176,7 +180,7 @@ impl World {
     /// Granules are as short as the peak and the limit ask.
     fn sized(&self, size: u64, plan: &Plan, before: &Stats) {
         let p = &self.policy;
-        let peak = (before.live + size.next_multiple_of(UNIT)).max(before.live_peak);
+        let peak = (before.live + size.next_multiple_of(UNIT)).max(self.peak);
         let share = u128::from(peak.next_multiple_of(PAGE_BYTES)).pow(2)
             / u128::from(p.peak_unit)
             / u128::from(p.granules_of_peak);
@@ -209,7 +213,7 @@ impl World {
                 broken += self.granule_len(*addr);
             }
         }
-        let peak = (before.live + block.len).max(before.live_peak);
+        let peak = (before.live + block.len).max(self.peak);
         let peak = peak.next_multiple_of(PAGE_BYTES);
         let pages = peak / PAGE_BYTES;
         let most = (pages + pages * u64::from(p.spared) / 10_000) * PAGE_BYTES;
@@ -241,6 +245,7 @@ impl World {
             } else {
                 assert_eq!(self.mapped.remove(&idle.addr), Some((idle.id, idle.len)));
                 self.lane.dropped(idle);
+                self.peak = self.lane.stats().live;
             }
         }
     }
@@ -381,4 +386,37 @@ fn a_small_block_pins_no_long_granule() {
     let small = world.mapped.values().map(|m| m.1).min();
     assert_eq!(small, Some(PAGE_BYTES));
     assert_eq!(world.lane.stats().idle, world.lane.held() - PAGE_BYTES);
+}
+
+#[test]
+fn what_was_needed_before_memory_left_is_no_measure() {
+    let policy = Policy {
+        peak_unit: 1 << 30,
+        granule_floor: 4 << 20,
+        ..Policy::default()
+    };
+    let job = |world: &mut World, count: usize| {
+        for _ in 0..count {
+            world.alloc(50 << 20, 256, true);
+        }
+        let mut lens: Vec<u64> = world.mapped.values().map(|m| m.1).collect();
+        lens.sort_unstable();
+        lens
+    };
+    let mut fresh = World::new(u64::MAX, policy);
+    let small = job(&mut fresh, 10);
+    for leaves in [true, false] {
+        let mut used = World::new(u64::MAX, policy);
+        assert!(job(&mut used, 70).last() > small.last());
+        let all: Vec<u64> = used.live.keys().copied().collect();
+        for addr in all {
+            used.lane.free(addr, &mut ());
+        }
+        used.live.clear();
+        if leaves {
+            used.trim(u64::MAX, false);
+        }
+        assert_eq!(job(&mut used, 10) == small, leaves);
+        assert_eq!(used.lane.stats().live_peak, 70 * (50 << 20));
+    }
 }

@@ -179,7 +179,7 @@ impl Lane {
         .map_err(fail)
     }
 
-    /// The live peak in pages, with `len` more units.
+    /// The live peak since memory last left in pages, with `len` more units.
     fn peak_with(&self, len: u32) -> u64 {
         let units = (self.live_units + u64::from(len)).max(self.peak_units);
         units.div_ceil(u64::from(PAGE))

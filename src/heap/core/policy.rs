@@ -41,7 +41,7 @@ impl Default for Policy {
             slack: 50,
             granules_of_peak: 256,
             peak_unit: 8 << 30,
-            granule_floor: 16 << 20,
+            granule_floor: 10 << 20,
             granules_of_limit: 1024,
             short_run: 24 << 20,
             crumbs: 15,
@@ -104,8 +104,8 @@ mod tests {
     #[test]
     fn granules_grow_with_the_square_of_the_peak() {
         let all = [1, 5, 6, 8, 10, 12, 100].map(|gib| sizes(gib * GIB, NONE).0);
-        assert_eq!(all, [16, 16, 18, 32, 50, 64, 64]);
-        assert_eq!(sizes(5 * GIB, NONE).1, 8);
+        assert_eq!(all, [10, 12, 18, 32, 50, 64, 64]);
+        assert_eq!(sizes(4 * GIB, NONE).1, 4);
         assert_eq!(sizes(100 * GIB, NONE).1, 32);
     }
 

@@ -51,15 +51,22 @@ impl Lane {
         out
     }
 
+    /// Memory leaves: what was needed before is no measure any more.
+    fn leave(&mut self, slot: u32) {
+        self.granules.remove(slot);
+        self.past_peak_units = self.past_peak_units.max(self.peak_units);
+        self.peak_units = self.live_units;
+    }
+
     /// An idle granule is unmapped and gone.
     pub fn dropped(&mut self, idle: Idle) {
-        self.granules.remove(idle.slot);
+        self.leave(idle.slot);
         self.lines[idle.line as usize].give_gap(idle.node);
     }
 
     /// An idle granule goes to another lane. Its place is held until `unmapped` is told that the mapping is gone.
     pub fn lent(&mut self, idle: Idle) -> Stale {
-        self.granules.remove(idle.slot);
+        self.leave(idle.slot);
         Stale {
             id: idle.id,
             addr: idle.addr,
