@@ -226,17 +226,36 @@ impl Device {
         Stream::foreign(self, id, None)
     }
 
-    /// The foreign stream of a key, or a new one.
-    pub(crate) fn known_stream(&self, key: StreamKey, make: impl FnOnce() -> Stream) -> Stream {
+    /// The foreign stream of a key, or a new one. The driver gives no key of a captured stream: then it is told by
+    /// its handle, which names the same stream for as long as somebody here has it.
+    pub(crate) fn known_stream(
+        &self,
+        id: StreamId,
+        key: Option<StreamKey>,
+        make: impl FnOnce() -> Stream,
+    ) -> Stream {
+        // Dropped without the lock: what keeps a stream alive is somebody else's.
+        let alive: Vec<Stream>;
         let mut known = self.shared.foreign.lock();
-        if let Some(stream) = known.get(&key).and_then(WeakStream::upgrade) {
+        let named = key.and_then(|key| known.get(&key));
+        if let Some(stream) = named.and_then(WeakStream::upgrade) {
             return stream;
         }
-        let stream = make();
+        alive = known.values().filter_map(WeakStream::upgrade).collect();
+        let same = alive.iter().find(|stream| {
+            stream.id() == id && !stream.is_retired() && (key.is_none() || stream.is_unnamed())
+        });
+        let stream = match same {
+            Some(stream) => stream.clone(),
+            None => make(),
+        };
+        if let Some(key) = key {
+            stream.is_named(key);
+        }
         if known.len() >= 64 && known.len().is_power_of_two() {
             known.retain(|_, weak| weak.upgrade().is_some());
         }
-        known.insert(key, stream.downgrade());
+        known.insert(key.unwrap_or(stream.key()), stream.downgrade());
         stream
     }
 

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::driver::{
@@ -19,7 +20,10 @@ pub struct Stream {
 struct StreamInner {
     device: Device,
     id: StreamId,
+    /// The driver's, or one of ours if that gave none when the stream was first met.
     key: StreamKey,
+    /// The driver's, once it is known.
+    named: OnceLock<StreamKey>,
     owned: bool,
     /// Behind its last work, once it was retired.
     end: OnceLock<Fence>,
@@ -43,7 +47,7 @@ impl Stream {
     pub(crate) fn create(device: &Device) -> Result<Self> {
         let id = device.driver().create_stream()?;
         match device.driver().stream_key(id) {
-            Ok(key) => Ok(Self::wrap(device, id, key, true)),
+            Ok(key) => Ok(Self::wrap(device, id, Some(key), true)),
             Err(error) => {
                 device.give_back("stream", Box::new(move |d| d.destroy_stream(id)));
                 Err(error.into())
@@ -59,10 +63,12 @@ impl Stream {
     /// know when it ends; `keep` lives as long as that.
     pub(crate) fn foreign(device: &Device, id: StreamId, keep: Keep) -> Result<Self> {
         let key = match device.driver().stream_key(id) {
+            Ok(key) => Some(key),
             Err(error) if error.code == DriverCode::INVALID_HANDLE => return Err(stale(id.0)),
-            other => other?,
+            Err(error) if is_captured(&error) => None,
+            Err(error) => return Err(error.into()),
         };
-        let stream = device.known_stream(key, || Self::wrap(device, id, key, false));
+        let stream = device.known_stream(id, key, || Self::wrap(device, id, key, false));
         if let Some(keep) = keep {
             // What was set before keeps the same stream.
             let _ = stream.inner.keep.set(keep);
@@ -118,19 +124,34 @@ impl Stream {
             return Ok(());
         }
         match self.driver().stream_key(self.id()) {
-            Ok(key) if key == self.key() => Ok(()),
+            Ok(key) if self.is_named(key) => Ok(()),
             Ok(_) => dead(),
             Err(error) if error.code == DriverCode::INVALID_HANDLE => dead(),
+            // It is there, then.
+            Err(error) if is_captured(&error) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn wrap(device: &Device, id: StreamId, key: StreamKey, owned: bool) -> Self {
+    /// Whether this is the driver's key of the stream. If that has given none yet, it is from now on.
+    pub(crate) fn is_named(&self, key: StreamKey) -> bool {
+        *self.inner.named.get_or_init(|| key) == key
+    }
+
+    /// Whether the driver has not given the stream's key yet.
+    pub(crate) fn is_unnamed(&self) -> bool {
+        self.inner.named.get().is_none()
+    }
+
+    fn wrap(device: &Device, id: StreamId, key: Option<StreamKey>, owned: bool) -> Self {
+        // From the far end: the driver counts up from 1.
+        static OURS: AtomicU64 = AtomicU64::new(u64::MAX);
         Self {
             inner: Arc::new(StreamInner {
                 device: device.clone(),
                 id,
-                key,
+                key: key.unwrap_or_else(|| StreamKey(OURS.fetch_sub(1, Relaxed))),
+                named: key.map_or_else(OnceLock::new, OnceLock::from),
                 owned,
                 end: OnceLock::new(),
                 keep: OnceLock::new(),
@@ -144,7 +165,8 @@ impl Stream {
         self.inner.id
     }
 
-    /// The key that no other stream of this process ever has.
+    /// The key that no other stream of this process ever has: the driver's, or, of a foreign stream first met while
+    /// it was being captured, one of ours, since drivers give none then.
     #[must_use]
     pub fn key(&self) -> StreamKey {
         self.inner.key
@@ -173,7 +195,11 @@ impl Stream {
     /// [`Error::Stale`] for a stream that is gone, or a driver error.
     pub fn is_capturing(&self) -> Result<bool> {
         self.check_alive()?;
-        Ok(self.driver().is_capturing(self.id())?)
+        match self.driver().is_capturing(self.id()) {
+            // Gone since.
+            Err(error) if error.code == DriverCode::INVALID_HANDLE => Err(stale(self.key().0)),
+            other => Ok(other?),
+        }
     }
 
     /// Refuses what a capture forbids, before it is spoiled. Nobody may start one at this moment.
@@ -262,6 +288,11 @@ impl Stream {
     pub fn hold(&self) -> Result<Hold> {
         Ok(self.driver().hold(self.id())?)
     }
+}
+
+/// Whether the driver gives no key because the stream is being captured.
+fn is_captured(error: &DriverError) -> bool {
+    error.code == DriverCode::STREAM_CAPTURE_UNSUPPORTED
 }
 
 fn stale(value: u64) -> Error {

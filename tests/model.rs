@@ -171,6 +171,33 @@ fn small_blocks_are_had_by_one_while_others_look_at_all() {
     });
 }
 
+/// One granule's addresses for small blocks: whoever comes second has to find what the first one brought.
+#[test]
+fn threads_that_need_little_at_once_share_a_granule() {
+    explore(|| {
+        let bench = Bench::new(16 * MIB);
+        let config = HeapConfig {
+            addresses: Some(16 * MIB),
+            wait: Duration::ZERO,
+            ..HeapConfig::default()
+        };
+        let heap = Heap::new(&bench.pool, config).unwrap();
+        let stream = bench.device.create_stream().unwrap();
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (heap, stream) = (heap.clone(), stream.clone());
+                thread::spawn(move || heap.alloc(4096, &stream).unwrap())
+            })
+            .collect();
+        let blocks: Vec<Block> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        assert_eq!(heap.stats().held, 2 * MIB);
+        drop(blocks);
+        heap.audit().unwrap();
+        drop((heap, stream));
+        bench.end();
+    });
+}
+
 #[test]
 fn streams_take_memory_from_each_other() {
     explore(|| {

@@ -106,7 +106,7 @@ impl Captures {
         })
     }
 
-    /// Refuses a wait of the host for a captured stream, and what ends in one.
+    /// Refuses a wait of the host for a captured stream, what ends in one, and its key.
     pub fn refuse_wait(&self, key: StreamKey) -> Refusal<()> {
         match self.is_capturing(key) {
             true => Err(DriverCode::STREAM_CAPTURE_UNSUPPORTED),

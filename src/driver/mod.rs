@@ -135,7 +135,8 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// Destroys a stream; queued work finishes first, without a wait here where the driver can.
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()>;
 
-    /// The key that tells this stream from every other of the process.
+    /// The key that tells this stream from every other of the process. Refused (`STREAM_CAPTURE_UNSUPPORTED`) for a
+    /// stream under capture, which it leaves whole, and on CUDA for the default stream beside one that it would wait for.
     fn stream_key(&self, stream: StreamId) -> DriverResult<StreamKey>;
 
     /// Waits on the host until the stream is empty. Reports errors of its work.

@@ -113,6 +113,7 @@ impl Lane {
                 lenders: Vec::new(),
                 broken: Vec::new(),
                 in_hand: 0,
+                small_orders: 0,
                 frees: 0,
                 calm: None,
                 counts: Counts::default(),

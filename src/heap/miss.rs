@@ -7,7 +7,7 @@ use super::lane::{After, Alias, Broken, Lane, State, Stuck};
 use super::lend::{Offer, Waits};
 use crate::driver::sim::{Nanos, SimDriver};
 use crate::driver::{Access, PhysId};
-use crate::pool::Granule;
+use crate::pool::{BUSY, Granule};
 use crate::stream::{Fence, Stream};
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
@@ -72,6 +72,8 @@ enum Outcome {
     Found(Found),
     Order(Box<Order>),
     Short(Short),
+    /// Another thread is about to bring more than is needed here.
+    Coming,
 }
 
 /// A plan that is not to be had.
@@ -79,6 +81,8 @@ pub(super) struct Short {
     pub(super) why: OutOfMemory,
     /// It is the heap's own limit that is hit.
     pub(super) own: bool,
+    /// Times that memory had become free in the lane.
+    pub(super) frees: u64,
 }
 
 impl Lane {
@@ -102,6 +106,10 @@ impl Lane {
                     (attempt.refused, attempt.frozen) = (None, false);
                     continue;
                 }
+                Outcome::Coming => {
+                    self.pause();
+                    continue;
+                }
             };
             let mut done = Done::default();
             let error = match self.carry_out(&order, &mut done, &attempt) {
@@ -122,7 +130,9 @@ impl Lane {
                     let held = self.state.lock().core.held();
                     attempt.refused = Some((error, held));
                 }
-                Error::OutOfMemory(_) => self.wait_or_give_up(error, true, attempt.started)?,
+                Error::OutOfMemory(_) => {
+                    self.wait_or_give_up(error, true, attempt.started, None)?
+                }
                 Error::TimedOut { .. } | Error::Capturing { .. } if !attempt.frozen => {
                     attempt.frozen = true
                 }
@@ -141,6 +151,11 @@ impl Lane {
         if let Some(found) = state.core.alloc(size, align) {
             return Outcome::Found(found);
         }
+        // A granule holds many small blocks: threads that start together need one, not one each.
+        let is_small = size <= self.config.small;
+        if is_small && state.small_orders > 0 && attempt.started.elapsed() < BUSY {
+            return Outcome::Coming;
+        }
         let held = state.core.held();
         let limit = held.saturating_add(available).min(ceiling);
         let mut total = heap.as_ref().map(|heap| heap.held.lock());
@@ -156,14 +171,15 @@ impl Lane {
         let plan = match plan {
             Ok(plan) => plan,
             Err(why) => {
-                let own = own < limit;
-                return Outcome::Short(Short { why, own });
+                let (own, frees) = (own < limit, state.frees);
+                return Outcome::Short(Short { why, own, frees });
             }
         };
         if let Some(total) = &mut total {
             **total += plan.created();
         }
         state.in_hand += 1;
+        state.small_orders += usize::from(plan.is_small());
         let sources = plan
             .fills
             .iter()
@@ -358,6 +374,7 @@ impl Lane {
                 granules.insert(granule)
             })
         };
+        state.small_orders -= usize::from(order.plan.is_small());
         let found = state
             .core
             .commit(order.plan, &mut name, &mut (), &mut stale);
@@ -508,6 +525,7 @@ impl State {
     /// Gives up the places of an order. Those with something stuck are kept until that is gone.
     fn abandon(&mut self, plan: Plan, released: usize, mut stuck: Vec<Stuck>, after: &After) {
         self.in_hand -= 1;
+        self.small_orders -= usize::from(plan.is_small());
         self.frees += 1;
         self.quick.disturbed();
         let mut held = Vec::new();

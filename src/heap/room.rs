@@ -52,7 +52,8 @@ impl Lane {
         // Not kept from their own streams while this one waits.
         attempt.offers.clear();
         attempt.asked = false;
-        self.wait_or_give_up(error, lacking == 0, attempt.started)
+        let frees = Some(short.frees);
+        self.wait_or_give_up(error, lacking == 0, attempt.started, frees)
     }
 
     /// The error for a plan that is short within the budget or the heap's limit.
@@ -107,17 +108,22 @@ impl Lane {
 
     /// Pauses while there is something to wait for and time left; the error otherwise. Old mappings of
     /// moved granules hold addresses, and memory of the device once a granule has left, but nothing of
-    /// the budget.
+    /// the budget. If memory became free more than `frees` times, somebody was quicker than this look, and the next
+    /// one may find it.
     pub(super) fn wait_or_give_up(
         &self,
         error: Error,
         aliases: bool,
         started: Instant,
+        frees: Option<u64>,
     ) -> Result<()> {
         use crate::pool::Holder;
         let (pending, busy) = {
             let state = self.state.lock();
             let pending = state.limbo_bytes > 0 || aliases && !state.stale.is_empty();
+            if frees.is_some_and(|frees| frees != state.frees) && started.elapsed() < BUSY {
+                return Ok(());
+            }
             (pending, state.in_hand > 0)
         };
         let shared = self.pool.shared();

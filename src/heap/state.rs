@@ -51,6 +51,8 @@ pub(super) struct State {
     /// Times that some thread has something of this lane in hand which the lists above do not show:
     /// an order under way, or limbo being looked at.
     pub(super) in_hand: usize,
+    /// Orders under way for small blocks.
+    pub(super) small_orders: usize,
     /// Times that memory became free.
     pub(super) frees: u64,
     /// A fence behind all use of what was free after so many frees.

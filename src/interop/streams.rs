@@ -8,7 +8,7 @@ use crate::{Device, Result};
 impl Device {
     /// A stream that another library made, such as PyTorch or cudarc: memory of this crate is then allocated,
     /// freed and kept in its order. 0 is the default stream. It is not destroyed with the [`Stream`], whose
-    /// [key](Stream::key) is the one that the driver gives it.
+    /// [key](Stream::key) is the one that the driver gives it; it may be under capture.
     ///
     /// # Errors
     ///

@@ -87,6 +87,7 @@ macro_rules! checks {
             captured_work_runs_when_the_graph_does
             memory_calls_and_other_streams_leave_a_capture_whole
             waits_of_the_host_for_a_captured_stream_are_refused
+            a_captured_stream_has_no_key_meanwhile
             a_captured_stream_cannot_wait_for_others
             a_record_on_a_captured_stream_never_passes
             the_default_stream_and_a_captured_one_are_not_captured

@@ -117,6 +117,26 @@ pub(super) fn waits_of_the_host_for_a_captured_stream_are_refused(d: &SharedDriv
     })
 }
 
+pub(super) fn a_captured_stream_has_no_key_meanwhile(d: &SharedDriver) -> Outcome {
+    check(d, |rig| {
+        let (all, _) = rig.memory(1)?;
+        let (stream, other) = (rig.stream()?, rig.stream()?);
+        let before = rig.d.stream_key(stream)?;
+        let code = DriverCode::STREAM_CAPTURE_UNSUPPORTED;
+        let graph = capture(rig, stream, |rig| {
+            rig.d.fill(all, 0x43, stream)?;
+            refused(rig.d, "a key", code, rig.d.stream_key(stream))?;
+            rig.d.stream_key(other)?;
+            Ok(())
+        })??;
+        graph.launch(stream)?;
+        rig.filled("what was captured", all, 0x43, stream)?;
+        let after = rig.d.stream_key(stream)?;
+        ensure!(after == before, "another key after a capture");
+        Ok(())
+    })
+}
+
 pub(super) fn a_captured_stream_cannot_wait_for_others(d: &SharedDriver) -> Outcome {
     check(d, |rig| {
         let (stream, other) = (rig.stream()?, rig.stream()?);

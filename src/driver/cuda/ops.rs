@@ -241,6 +241,16 @@ impl Driver for CudaDriver {
     fn stream_key(&self, stream: StreamId) -> DriverResult<StreamKey> {
         let call = Call::StreamKey;
         let bound = self.enter_stream(call, stream)?;
+        // libcuda refuses this for a captured stream, too, and spoils the capture (seen with driver 580).
+        self.core
+            .refuse_capture(&bound, call, stream)
+            .map_err(|e| match e.code {
+                DriverCode::STREAM_CAPTURE_IMPLICIT => {
+                    DriverError::new(call, DriverCode::STREAM_CAPTURE_UNSUPPORTED)
+                }
+                _ => e,
+            })
+            .map_err(|e| e.about(stream.0, 0))?;
         let mut key = 0;
         // SAFETY: the stream was looked up; the pointer is to a live local.
         let code = unsafe { (bound.table.cuStreamGetId)(stream_handle(stream), &raw mut key) };

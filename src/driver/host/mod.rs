@@ -344,7 +344,11 @@ impl Driver for HostDriver {
     }
 
     fn stream_key(&self, stream: StreamId) -> DriverResult<StreamKey> {
-        self.tidy(|shared| shared.stream_key(stream))
+        let named = |shared: &Shared| {
+            let key = shared.stream_key(stream)?;
+            shared.captures.refuse_wait(key).map(|()| key)
+        };
+        self.tidy(|shared| named(shared))
             .named(Call::StreamKey, stream.0, 0)
     }
 

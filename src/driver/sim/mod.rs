@@ -449,7 +449,10 @@ impl Driver for SimDriver {
     }
 
     fn stream_key(&self, stream: StreamId) -> DriverResult<StreamKey> {
-        self.call(Call::StreamKey, (stream.0, 0), |s| s.time.key(stream))
+        self.call(Call::StreamKey, (stream.0, 0), |s| {
+            let key = s.time.key(stream)?;
+            self.shared.captures.refuse_wait(key).map(|()| key)
+        })
     }
 
     fn sync_stream(&self, stream: StreamId) -> DriverResult<()> {

@@ -98,6 +98,11 @@ impl Plan {
         let new = self.fills.iter().filter(|f| f.is_new());
         new.map(|f| f.len).sum()
     }
+
+    /// Whether it is for a small block.
+    pub fn is_small(&self) -> bool {
+        self.line == SMALL
+    }
 }
 
 /// A gap in a window: index of its piece, its node, first page and pages to fill, and the pages before or after

@@ -16,6 +16,7 @@ on_each_driver! {
     a_block_that_is_kept_serves_a_graph_without_a_scope
     memory_is_zeroed_now_and_not_by_the_graph
     a_scope_is_made_while_its_stream_is_captured
+    a_stream_that_is_first_met_under_capture_is_itself_afterwards
     a_scope_ends_and_its_live_blocks_stay
     a_scope_waits_for_replays_on_other_streams
     a_scope_that_ends_during_its_capture_gives_back_later
@@ -292,6 +293,65 @@ fn a_scope_is_made_while_its_stream_is_captured(on: On) {
         yard.heap.stats().held == 0
     })
     .unwrap();
+    yard.audit();
+    yard.end();
+}
+
+/// As PyTorch's: made by somebody else, and nobody told us of it before the capture began.
+fn a_stream_that_is_first_met_under_capture_is_itself_afterwards(on: On) {
+    let yard = Yard::new(on, 64 * MIB, config(), 1);
+    let driver = &yard.rig.inner;
+    let device = &yard.rig.device;
+    let spin = Kernel::Spin { nanos: 1_000 };
+    let [known, unknown] = [(); 2].map(|()| {
+        let id = driver.create_stream().unwrap();
+        driver.launch(spin, id).unwrap();
+        driver.sync_stream(id).unwrap();
+        id
+    });
+    let before = device.foreign_stream(known).unwrap();
+    let word = yard.words.of(9);
+    for id in [known, unknown] {
+        driver.begin_capture(id).unwrap();
+        let stream = device.foreign_stream(id).unwrap();
+        assert_eq!(stream == before, id == known);
+        assert!(stream.is_capturing().unwrap());
+        assert!(matches!(stream.fence(), Err(Error::Capturing { .. })));
+        assert!(matches!(stream.retire(), Err(Error::Capturing { .. })));
+        let again = device.foreign_stream(id).unwrap();
+        assert_eq!((again.key(), again), (stream.key(), stream.clone()));
+        let scope = yard.heap.capture_scope(&stream).unwrap();
+        let freed = scope.alloc(4 * MIB).unwrap();
+        super::yard::write(&yard.rig, freed.range(), 70, &stream);
+        super::yard::check(&yard.rig, freed.range(), 70, &stream, word);
+        drop(freed);
+        let kept = scope.alloc(6 * MIB).unwrap();
+        super::yard::write(&yard.rig, kept.range(), 71, &stream);
+        let graph = driver.end_capture(id).unwrap();
+        // The driver names it now, and it is the same.
+        let key = stream.key();
+        let after = device.foreign_stream(id).unwrap();
+        assert_eq!((after.key(), &after), (key, &stream));
+        assert!(!stream.is_capturing().unwrap());
+        for round in 0..3 {
+            graph.launch(id).unwrap();
+            super::yard::check(&yard.rig, kept.range(), 71, &stream, word);
+            churn(&yard, 0, 3000 + 10 * round);
+            let block = yard.heap.alloc(2 * MIB, &after).unwrap();
+            super::yard::write(&yard.rig, block.range(), 72, &after);
+        }
+        drop((graph, kept, scope));
+        stream.retire().unwrap();
+        assert!(after.is_retired());
+        driver.destroy_stream(id).unwrap();
+        drop((stream, after));
+        eventually(|| {
+            yard.heap.trim();
+            yard.heap.stats().held == 0
+        })
+        .unwrap();
+    }
+    drop(before);
     yard.audit();
     yard.end();
 }
