@@ -53,6 +53,9 @@ struct Addresses {
     bound: u64,
 }
 
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: StreamId = StreamId(2);
+
 impl Device {
     /// The first CUDA device if there is one, else the host driver; `GRANULE_DRIVER` set to `cuda`,
     /// `host` or `sim` decides instead. [`kind`](Self::kind) tells which one it became, and
@@ -245,6 +248,9 @@ impl Device {
         let same = alive.iter().find(|stream| {
             stream.id() == id && !stream.is_retired() && (key.is_none() || stream.is_unnamed())
         });
+        // One handle for a stream of each thread.
+        let is_of_thread = self.kind() == DriverKind::Cuda && id == PER_THREAD;
+        let same = same.filter(|_| !is_of_thread);
         let stream = match same {
             Some(stream) => stream.clone(),
             None => make(),
