@@ -7,7 +7,7 @@ In parts, each within a few minutes: `--phases time,arena --json a.json`, then `
 ran out of time goes on with `--resume` of its own file.
 
 Phases: `time` (a process for each allocator; all run a job in step: one takes a step while the others wait, then the next one, in an order that
-turns, so that what the machine does meanwhile strikes all alike; two are compared by the ratios of the same steps, whose median counts if its
+turns, and on the same cores, so that what the machine does meanwhile strikes all alike; two are compared by the ratios of the same steps, whose median counts if its
 interval of 95 % does not hold 1), `arena` (with `time`: serving with caches that grow in place, in step with those that are
 concatenated), `budget` (bisection between the peak of requested bytes and the peak of reserved ones,
 several processes at a time; cudaMallocAsync alone at the end), `exact` (a few steps with kernels that give the same bits every time, so that equal
@@ -112,10 +112,10 @@ def in_step(workers, requests, steps, first):
 
 def phase_time(args, out, save):
     names = list(args.allocators)
-    workers = {name: Worker(name, args.size) for name in names}
+    workers = {name: Worker(name, args.size, cores=args.cores) for name in names}
     with_arenas = "granule" in names and "arena" in args.phases and "serving" in args.jobs
     if with_arenas:
-        workers[ARENAS] = Worker("granule", args.size)
+        workers[ARENAS] = Worker("granule", args.size, cores=args.cores)
     together(workers, lambda worker: worker.ask(ready=True, patience=120))
     out["machine"].update(together(workers, lambda worker: worker.ask(hello=True, patience=120)))
     say(f"{out['machine'].get(names[0])}")
@@ -383,6 +383,7 @@ def main():
     parser.add_argument("--resume", help="go on with the figures of that file; the phase time adds the rounds that are missing")
     parser.add_argument("--deadline", type=float, default=500, help="seconds after which no round begins and bisections end where they are")
     parser.add_argument("--rounds", type=int, default=3, help="of the phase time: runs of each job")
+    parser.add_argument("--cores", type=int, default=4, help="of the phase time: the same first ones for all processes; 0 leaves them free")
     parser.add_argument("--warm", type=int, default=3, help="steps of a job before it is timed")
     parser.add_argument("--steps", type=int, default=None, help="steps of a job; its own number by default")
     parser.add_argument("--size", choices=("big", "small"), default="big")

@@ -29,12 +29,14 @@ MIB = 1 << 20
 class Worker:
     """A worker process; `ask` waits for its answer for a while at most."""
 
-    def __init__(self, allocator, size="big", quiet=False, exact=False, counted=False):
+    def __init__(self, allocator, size="big", quiet=False, exact=False, counted=False, cores=None):
         env = dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8", PYTHONUNBUFFERED="1", GRANULE_JOBS_EXACT="1" if exact else "")
         env.pop("PYTORCH_CUDA_ALLOC_CONF", None)
         env.pop("PYTORCH_ALLOC_CONF", None)
         if allocator in CONF:
             env["PYTORCH_CUDA_ALLOC_CONF"] = CONF[allocator]
+        if cores:
+            env["GRANULE_JOBS_CORES"] = str(cores)
         if counted:
             env["GRANULE_CONF"] = ",".join(filter(None, (env.get("GRANULE_CONF"), "timing:True")))
         self.allocator = allocator
@@ -267,6 +269,9 @@ def run(torch, jobs, memory, size, request):
 
 def main():
     allocator, size = sys.argv[1:3]
+    if os.environ.get("GRANULE_JOBS_CORES"):
+        # The same for all that are compared: which cores a process gets made as much of a difference as anything else.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:int(os.environ["GRANULE_JOBS_CORES"])])
     sys.path.insert(0, HERE)
     import torch
     memory = Granule(torch) if allocator == "granule" else Native(torch, allocator)

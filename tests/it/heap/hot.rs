@@ -1,10 +1,13 @@
 //! Small blocks that go from hand to hand without the lane's lock.
 
 use std::cell::RefCell;
-use std::sync::{Barrier, mpsc};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Barrier, Mutex, mpsc};
 
+use granule::driver::pattern_word;
 use granule::units::{KIB, MIB, Va};
-use granule::{Block, Error, HeapConfig};
+use granule::{Block, Error, HeapConfig, History, HistoryConfig};
 
 use super::yard::Yard;
 use crate::support::{On, eventually};
@@ -17,6 +20,7 @@ on_each_driver! {
     blocks_may_be_freed_by_any_thread
     more_threads_than_have_magazines_share_a_stream
     a_thread_that_ends_may_still_drop_blocks
+    no_block_is_had_twice_while_threads_come_and_go_and_others_look
 }
 
 fn yard(on: On) -> Yard {
@@ -207,6 +211,73 @@ fn a_thread_that_ends_may_still_drop_blocks(on: On) {
         "{stats:?}"
     );
     drop(on_stream);
+    yard.audit();
+    yard.end();
+}
+
+/// Six threads at a time, two of which free what others allocated, beside one that trims, counts, takes snapshots and turns
+/// the history on and off.
+fn no_block_is_had_twice_while_threads_come_and_go_and_others_look(on: On) {
+    const THREADS: usize = 6;
+    let yard = yard(on);
+    let had: Vec<Mutex<HashSet<Va>>> = (0..64).map(|_| Mutex::default()).collect();
+    let of = |block: &Block| had[(block.ptr().get() >> 8) as usize % 64].lock().unwrap();
+    let passed: Mutex<Vec<Block>> = Mutex::default();
+    let free = |block: Block| {
+        // Before it may be another's.
+        assert!(of(&block).remove(&block.ptr()));
+        drop(block);
+    };
+    let live = AtomicUsize::new(THREADS);
+    let work = |thread: u64| {
+        let on_stream = yard.heap.on(&yard.streams[0]).unwrap();
+        let mut mine: Vec<Block> = Vec::new();
+        for round in 0..3_000 {
+            let random = pattern_word(thread, round);
+            match random % 8 {
+                0..4 => {
+                    let block = on_stream.alloc(256 << (random >> 8 & 7)).unwrap();
+                    assert!(of(&block).insert(block.ptr()), "{block:?} is had twice");
+                    mine.push(block);
+                }
+                4..6 => mine.pop().map(free).unwrap_or(()),
+                6 => passed.lock().unwrap().extend(mine.pop()),
+                _ => {
+                    let other = passed.lock().unwrap().pop();
+                    other.map(free).unwrap_or(());
+                }
+            }
+            if mine.len() > 200 {
+                mine.drain(..).for_each(free);
+            }
+        }
+        mine.drain(..).for_each(free);
+    };
+    std::thread::scope(|scope| {
+        for line in 0..THREADS as u64 {
+            let (live, work) = (&live, &work);
+            scope.spawn(move || {
+                for generation in 0..5 {
+                    let one = || work(line << 8 | generation);
+                    std::thread::scope(|inner| inner.spawn(one).join()).unwrap();
+                }
+                live.fetch_sub(1, Relaxed);
+            });
+        }
+        let history = History::new(HistoryConfig::default());
+        while live.load(Relaxed) > 0 {
+            yard.heap.trim();
+            let stats = yard.heap.stats();
+            assert!(stats.live <= stats.held, "{stats:?}");
+            assert!(!yard.heap.snapshot().streams.is_empty());
+            yard.heap.set_history(Some(&history));
+            std::thread::yield_now();
+            yard.heap.set_history(None);
+        }
+    });
+    passed.into_inner().unwrap().drain(..).for_each(free);
+    let stats = yard.heap.stats();
+    assert_eq!((stats.live, stats.blocks), (0, 0), "{stats:?}");
     yard.audit();
     yard.end();
 }
