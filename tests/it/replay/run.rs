@@ -1,10 +1,12 @@
 //! Traces run on every driver, and what a block holds is its own.
 
+use granule::driver::sim::SimConfig;
 use granule::driver::{Call, DriverKind};
+use granule::trace::{EventKind, ReadOptions};
 use granule::units::MIB;
-use granule::{HeapConfig, Rounding};
+use granule::{Block, Device, Heap, HeapConfig, Pool, PoolConfig, Rounding};
 
-use super::core::{Rig, Setup, Unwatched, least_budget, run};
+use super::core::{Rig, Setup, Unwatched, least_budget, open, run};
 use super::{SNAPSHOTS, data, read};
 use crate::support::On;
 
@@ -109,4 +111,43 @@ fn settings_reach_the_heap(on: On) {
     };
     let probed = run(&rig, &traces[0], &probing, None, &mut Unwatched).unwrap();
     assert_eq!((probed.probes, probed.last_probe), ((1, 1), true));
+}
+
+/// The measure of a job is its own peak, not that of a larger one before it in the process. This one reserved 1.044 times
+/// what it asks for on an H200 when it was.
+#[test]
+fn a_recorded_job_after_a_larger_one_reserves_little() {
+    let device = Device::sim(SimConfig::default()).unwrap();
+    let pool = Pool::new(&device, PoolConfig::default()).unwrap();
+    let heap = Heap::new(&pool, HeapConfig::default()).unwrap();
+    let stream = device.create_stream().unwrap();
+    let large: Vec<Block> = (0..26)
+        .map(|_| heap.alloc(512 * MIB, &stream).unwrap())
+        .collect();
+    drop(large);
+    stream.synchronize().unwrap();
+    heap.trim();
+    assert_eq!(heap.stats().held, 0);
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/unet_steps.csv.gz");
+    let trace = open(path.as_ref(), &ReadOptions::default())
+        .unwrap()
+        .remove(0);
+    let mut live: Vec<Option<Block>> = Vec::new();
+    let (mut most, mut misses) = (0, heap.stats().misses);
+    for event in &trace.events {
+        match event.kind {
+            EventKind::Alloc { slot, bytes, .. } => {
+                live.resize_with(live.len().max(slot as usize + 1), || None);
+                live[slot as usize] = Some(heap.alloc(bytes, &stream).unwrap());
+                let stats = heap.stats();
+                if stats.misses != misses {
+                    (most, misses) = (stats.held.max(most), stats.misses);
+                }
+            }
+            EventKind::Free { slot, .. } => live[slot as usize] = None,
+            _ => {}
+        }
+    }
+    let ratio = most as f64 / trace.peak as f64;
+    assert!((1.0..1.03).contains(&ratio), "{ratio}");
 }
