@@ -310,4 +310,35 @@ mod tests {
         other.synchronize().unwrap();
         assert_eq!(take(&scopes, &heap, 8 * MIB, 1), Some(a));
     }
+
+    #[test]
+    fn a_stream_that_is_first_met_under_capture_has_its_memory_in_the_pool() {
+        let (heap, scopes) = (heap(), Scopes::default());
+        let device = heap.pool().device().clone();
+        let driver = device.driver();
+        let id = driver.create_stream().unwrap();
+        let take = |size| {
+            let stream = || device.foreign_stream(id);
+            scopes.alloc(&heap, size, id.0, stream).unwrap().unwrap()
+        };
+        scopes.begin(POOL, None);
+        driver.begin_capture(id).unwrap();
+        let a = take(4 * MIB);
+        driver
+            .fill(scopes.block(a).unwrap().range(), 7, id)
+            .unwrap();
+        scopes.free(a, Vec::new);
+        let b = take(2 * MIB);
+        assert_eq!(a, b);
+        let graph = driver.end_capture(id).unwrap();
+        scopes.end(POOL);
+        let stream = device.foreign_stream(id).unwrap();
+        graph.launch(id).unwrap();
+        scopes.release(POOL, || vec![stream.clone()]);
+        assert!(scopes.free(b, || vec![stream.clone()]));
+        stream.synchronize().unwrap();
+        heap.trim();
+        assert_eq!(heap.audit().unwrap().held, 0);
+        assert_eq!(scopes.known.load(Relaxed), 0);
+    }
 }
