@@ -144,35 +144,29 @@ mod tests {
 
     /// The owner counts inside, others count when it is out: no count is lost, though none is an exchange.
     fn count_together(gate: &Gate) {
-        let (count, done) = (AtomicU64::new(0), Flag::new(false));
-        let add = || count.store(count.load(Relaxed) + 1, Relaxed);
-        let (inside, outside) = std::thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                let mut added = 0u64;
+        let (count, outside, done) = (AtomicU64::new(0), AtomicU64::new(0), Flag::new(false));
+        let add = |count: &AtomicU64| count.store(count.load(Relaxed) + 1, Relaxed);
+        let mut inside = 0u64;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
                 while !done.load(Relaxed) {
-                    if let Some(stop) = Stop::new([gate].into_iter(), 8) {
-                        add();
-                        added += 1;
-                        drop(stop);
+                    if let Some(_stop) = Stop::new([gate].into_iter(), 8) {
+                        add(&count);
+                        add(&outside);
                     }
                 }
-                added
             });
-            let mut added = 0u64;
-            // Until both have met often, and at most so often.
-            for _ in 0..3_000_000 {
+            // Until both have come often, however the machine shares its cores between them.
+            while inside < 300_000 || outside.load(Relaxed) < 100 {
                 if gate.enter(7) {
-                    add();
+                    add(&count);
                     gate.leave();
-                    added += 1;
+                    inside += 1;
                 }
             }
             done.store(true, Relaxed);
-            (added, other.join())
         });
-        let outside = outside.unwrap_or_default();
-        assert_eq!(count.load(Relaxed), inside + outside);
-        assert!(inside > 0 && outside > 0);
+        assert_eq!(count.load(Relaxed), inside + outside.load(Relaxed));
     }
 
     #[test]
