@@ -39,16 +39,17 @@ impl Port {
         is_named: bool,
     ) -> Result<()> {
         if !is_used && !is_named {
+            let seat = seat();
+            let may = || !self.lane.is_watched();
             if class != 0 {
                 let unit = ((addr - self.lane.base()) / UNIT) as u32;
-                let (slot, seat) = (Slot { unit, hint }, seat());
-                let may = || !self.lane.is_watched();
+                let slot = Slot { unit, hint };
                 return match self.magazine.put(seat, class, slot, may) {
                     true => Ok(()),
                     false => self.free_aside(seat, class, slot),
                 };
             }
-            if !self.lane.is_watched() && self.lane.pair.put(addr) {
+            if self.lane.pair.put(seat, addr, may) {
                 return Ok(());
             }
         }
@@ -161,7 +162,7 @@ impl Front {
         let port = self.port(seat);
         let class = class_of(size);
         if class == 0 {
-            let kept = self.lane.pair.take(size, align)?;
+            let kept = self.lane.pair.take(seat, size, align)?;
             let addr = Va::new(kept.addr);
             return Some(Block::new(port.clone(), addr, len, kept.hint, 0));
         }

@@ -14,7 +14,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
 /// Whose it is by seat, and who is inside.
 #[derive(Debug)]
 pub(super) struct Gate {
-    owner: u32,
+    owner: AtomicU32,
     /// The owner makes its barriers itself.
     is_fenced: bool,
     /// The owner is inside.
@@ -24,10 +24,10 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// A gate of the threads that sit on a seat, one after another.
+    /// A gate of the threads that sit on a seat, one after another; with [`NO_SEAT`] nobody's yet.
     pub(super) fn new(owner: u32) -> Self {
         Self {
-            owner,
+            owner: AtomicU32::new(owner),
             is_fenced: !barrier::is_there(),
             inside: AtomicBool::new(false),
             stops: AtomicU32::new(0),
@@ -37,7 +37,7 @@ impl Gate {
     /// Lets its owner in, who sits on `seat`, unless others keep it out. Nobody else ever gets in.
     #[inline]
     pub(super) fn enter(&self, seat: u32) -> bool {
-        if seat != self.owner || seat == NO_SEAT {
+        if seat != self.owner.load(Relaxed) || seat == NO_SEAT {
             return false;
         }
         self.inside.store(true, Relaxed);
@@ -50,6 +50,15 @@ impl Gate {
         }
         self.leave();
         false
+    }
+
+    /// Whether it is of those who sit on `seat`: from now on, if it was nobody's. Only for one who may stop it.
+    pub(super) fn claim(&self, seat: u32) -> bool {
+        let owner = self.owner.load(Relaxed);
+        if owner == NO_SEAT {
+            self.owner.store(seat, Relaxed);
+        }
+        owner == seat || owner == NO_SEAT
     }
 
     /// Only after [`enter`](Self::enter), which let the caller in.
@@ -75,7 +84,8 @@ impl<'a> Stop<'a> {
         for gate in &stop.gates {
             gate.stops.fetch_add(1, SeqCst);
         }
-        let others = || stop.gates.iter().filter(|gate| gate.owner != seat);
+        let is_other = |gate: &&&Gate| gate.owner.load(Relaxed) != seat;
+        let others = || stop.gates.iter().filter(is_other);
         if others().next().is_some() && !barrier::everywhere() {
             return None;
         }

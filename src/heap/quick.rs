@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use super::core::UNIT;
+use super::gate::{Gate, Stop};
 use super::magazine::{CLASSES, Slot};
+use super::seat::{NO_SEAT, seat};
 
 /// Blocks that the list of a length keeps. How often a list runs empty or full, which costs several cache
 /// lines that nobody else has touched for long, falls with its square.
@@ -32,32 +34,90 @@ fn is_large(len: u64) -> bool {
     len > CLASSES as u64 * UNIT
 }
 
-/// A lock that is only tried on the hot path.
-#[derive(Default, Debug)]
-struct Flag(AtomicBool);
+/// A lock that is only tried on the hot path. While one thread alone comes, it is a gate of that thread, which costs it
+/// no exchange; from when a second one comes with the lane's lock, a flag for all.
+#[derive(Debug)]
+struct Bias {
+    gate: Gate,
+    is_shared: AtomicBool,
+    flag: AtomicBool,
+}
 
-impl Flag {
+/// How a thread got in.
+enum Way<'a> {
+    Gate,
+    Flag,
+    /// The owner of the gate is kept out meanwhile.
+    Stop(Stop<'a>),
+}
+
+impl Bias {
     #[inline]
-    fn try_enter(&self) -> bool {
-        !self.0.load(Relaxed) && !self.0.swap(true, Acquire)
+    fn try_enter(&self, seat: u32) -> Option<Way<'_>> {
+        if self.gate.enter(seat) {
+            if !self.is_shared.load(Relaxed) {
+                return Some(Way::Gate);
+            }
+            self.gate.leave();
+        }
+        self.try_flag()
     }
 
-    /// For those who must know: the flag is held for a few instructions.
-    fn enter(&self) {
+    #[inline]
+    fn try_flag(&self) -> Option<Way<'_>> {
+        let is_free = self.is_shared.load(Acquire)
+            && !self.flag.load(Relaxed)
+            && !self.flag.swap(true, Acquire);
+        is_free.then_some(Way::Flag)
+    }
+
+    /// For one who must know, and has the lane's lock. If it `stays`, it comes as the owner does, or as one of many.
+    /// `None` only if the system refuses a barrier.
+    fn enter(&self, stays: bool) -> Option<Way<'_>> {
+        if !self.is_shared.load(Relaxed) {
+            let seat = seat();
+            let is_own = self.gate.enter(seat);
+            if is_own || stays && self.gate.claim(seat) && self.gate.enter(seat) {
+                return Some(Way::Gate);
+            }
+            let stop = Stop::new([&self.gate].into_iter(), seat)?;
+            if !stays {
+                return Some(Way::Stop(stop));
+            }
+            // Its owner finds out when it comes next.
+            self.is_shared.store(true, Release);
+        }
         let mut looks = 0u32;
-        while !self.try_enter() {
+        loop {
+            if let Some(way) = self.try_flag() {
+                return Some(way);
+            }
             looks += 1;
             match looks % 64 {
                 // Its holder may have lost its core.
-                0 => std::thread::yield_now(),
+                0 => crate::sync::yield_now(),
                 _ => std::hint::spin_loop(),
             }
         }
     }
 
     #[inline]
-    fn leave(&self) {
-        self.0.store(false, Release);
+    fn leave(&self, way: Way<'_>) {
+        match way {
+            Way::Gate => self.gate.leave(),
+            Way::Flag => self.flag.store(false, Release),
+            Way::Stop(stop) => drop(stop),
+        }
+    }
+}
+
+impl Default for Bias {
+    fn default() -> Self {
+        Self {
+            gate: Gate::new(NO_SEAT),
+            is_shared: AtomicBool::new(false),
+            flag: AtomicBool::new(false),
+        }
     }
 }
 
@@ -69,7 +129,7 @@ impl Flag {
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub(super) struct Pair {
-    flag: Flag,
+    bias: Bias,
     /// The block that first fit gave last; 0 if none, or if another place may be lower now.
     latest: AtomicU64,
     len: AtomicU64,
@@ -82,10 +142,11 @@ pub(super) struct Pair {
 impl Pair {
     /// The kept block if it has exactly the units that `size` takes, for a caller that asked for one.
     #[inline]
-    pub(super) fn take(&self, size: u64, align: u64) -> Option<Kept> {
-        if self.kept.load(Relaxed) == 0 || !self.flag.try_enter() {
+    pub(super) fn take(&self, seat: u32, size: u64, align: u64) -> Option<Kept> {
+        if self.kept.load(Relaxed) == 0 {
             return None;
         }
+        let way = self.bias.try_enter(seat)?;
         let found = self.get().filter(|k| k.fits(size, align));
         if found.is_some() {
             self.latest.store(self.kept.load(Relaxed), Relaxed);
@@ -93,25 +154,28 @@ impl Pair {
             let allocs = self.allocs.load(Relaxed).wrapping_add(1);
             self.allocs.store(allocs, Relaxed);
         }
-        self.flag.leave();
+        self.bias.leave(way);
         found
     }
 
-    /// Keeps a block if it is the latest.
+    /// Keeps a block if it is the latest and `may` says yes.
     #[inline]
-    pub(super) fn put(&self, addr: u64) -> bool {
-        if self.latest.load(Relaxed) != addr || !self.flag.try_enter() {
+    pub(super) fn put(&self, seat: u32, addr: u64, may: impl FnOnce() -> bool) -> bool {
+        if self.latest.load(Relaxed) != addr {
             return false;
         }
-        let keeps = self.latest.load(Relaxed) == addr && self.kept.load(Relaxed) == 0;
+        let Some(way) = self.bias.try_enter(seat) else {
+            return false;
+        };
+        let keeps = self.latest.load(Relaxed) == addr && self.kept.load(Relaxed) == 0 && may();
         if keeps {
             self.kept.store(addr, Relaxed);
         }
-        self.flag.leave();
+        self.bias.leave(way);
         keeps
     }
 
-    /// The kept block. Only with the flag.
+    /// The kept block. Only for one who is inside.
     #[inline]
     fn get(&self) -> Option<Kept> {
         (self.kept.load(Relaxed) != 0).then(|| Kept {
@@ -121,18 +185,18 @@ impl Pair {
         })
     }
 
-    /// The kept block, to look at.
+    /// The kept block, to look at. Only with the lane's lock.
     pub(super) fn peek(&self) -> Option<Kept> {
-        self.flag.enter();
+        let way = self.bias.enter(false)?;
         let found = self.get();
-        self.flag.leave();
+        self.bias.leave(way);
         found
     }
 
-    /// Takes the kept block out, if any; says that `next` is the latest from now on.
+    /// Takes the kept block out, if any; says that `next` is the latest from now on. Only with the lane's lock.
     #[inline]
     fn renew(&self, next: Option<Kept>) -> Option<Kept> {
-        self.flag.enter();
+        let way = self.bias.enter(next.is_some())?;
         let found = self.get();
         self.kept.store(0, Relaxed);
         self.latest.store(next.map_or(0, |k| k.addr), Relaxed);
@@ -140,7 +204,7 @@ impl Pair {
             self.len.store(next.len, Relaxed);
             self.hint.store(next.hint, Relaxed);
         }
-        self.flag.leave();
+        self.bias.leave(way);
         found
     }
 
@@ -278,15 +342,21 @@ impl Quick {
     #[inline]
     #[must_use]
     pub(super) fn keep_large(&self, addr: u64) -> bool {
-        self.pair.put(addr)
+        self.pair.put(seat(), addr, || true)
     }
 
-    /// Every block of the lists, and the larger one, for the books.
-    pub(super) fn drain(&mut self) -> (Vec<Slot>, Option<Kept>) {
+    /// Every block of the lists, and the larger one, for the books. If it `settles`, also a larger one that is being kept at
+    /// this moment.
+    pub(super) fn drain(&mut self, settles: bool) -> (Vec<Slot>, Option<Kept>) {
         let lists = self.lists.iter_mut().filter(|_| self.blocks > 0);
         let all = lists.flat_map(|l| l.drain(..)).collect();
         (self.bytes, self.blocks) = (0, 0);
-        (all, self.pair.renew(None))
+        let large = match settles {
+            true => self.pair.renew(None),
+            false => self.pair.claim(),
+        };
+        self.disturbed();
+        (all, large)
     }
 }
 
@@ -312,7 +382,7 @@ mod tests {
         assert_eq!(quick.take(2, |slot| slot.unit == 2), None);
         assert_eq!(quick.take(2, |_| true), Some(slot(4)));
         assert_eq!(quick.sums(), (512, 1));
-        let (lists, large) = quick.drain();
+        let (lists, large) = quick.drain(true);
         assert!(lists == [slot(2)] && large.is_none());
         assert_eq!((quick.sums(), quick.largest()), ((0, 0), 0));
     }
@@ -332,6 +402,40 @@ mod tests {
         quick.disturbed();
         assert!(!quick.keep_large(7 * large));
         assert!(quick.sums().1 == 0 && quick.pair().peek().is_none());
+    }
+
+    /// One thread tries, as on the hot path; another comes for looks, then to stay. No count is lost.
+    #[test]
+    fn a_pair_is_its_threads_until_a_second_one_comes_to_stay() {
+        let (bias, count) = (Bias::default(), AtomicU64::new(0));
+        let add = |count: &AtomicU64| count.store(count.load(Relaxed) + 1, Relaxed);
+        let (looks, stays, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let mut tried = 0u64;
+        let own = seat();
+        assert!(bias.gate.claim(own));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    let settles = looks.load(Relaxed) >= 100;
+                    if let Some(way) = bias.enter(settles) {
+                        add(&count);
+                        add(if settles { &stays } else { &looks });
+                        bias.leave(way);
+                    }
+                }
+            });
+            while tried < 300_000 || stays.load(Relaxed) < 100 {
+                if let Some(way) = bias.try_enter(own) {
+                    add(&count);
+                    bias.leave(way);
+                    tried += 1;
+                }
+            }
+            done.store(true, Relaxed);
+        });
+        assert!(bias.is_shared.load(Relaxed));
+        let others = looks.load(Relaxed) + stays.load(Relaxed);
+        assert_eq!(count.load(Relaxed), tried + others);
     }
 
     #[test]

@@ -222,15 +222,15 @@ impl State {
     /// Frees every kept block in the books.
     pub(super) fn flush(&mut self) {
         // What is put into the others from now on was not free when this was called.
-        self.flush_from(|magazine| !magazine.is_empty());
+        self.flush_from(|magazine| !magazine.is_empty(), false);
     }
 
     /// As [`flush`](Self::flush). What makes owners keep nothing, said before this, holds after it.
     pub(super) fn flush_and_settle(&mut self) {
-        self.flush_from(|_| true);
+        self.flush_from(|_| true, true);
     }
 
-    fn flush_from(&mut self, of: impl Fn(&Magazine) -> bool) {
+    fn flush_from(&mut self, of: impl Fn(&Magazine) -> bool, settles: bool) {
         let magazines = std::mem::take(&mut self.magazines);
         let filled: Vec<_> = magazines.iter().filter(|one| of(one)).collect();
         if let Some(_stop) = Magazine::stop(filled.iter().copied(), seat()) {
@@ -239,7 +239,7 @@ impl State {
             }
         }
         self.magazines = magazines;
-        let (lists, large) = self.quick.drain();
+        let (lists, large) = self.quick.drain(settles);
         for slot in lists {
             self.file(slot.addr(self.base), slot.hint);
         }
