@@ -68,6 +68,19 @@ impl Gate {
     }
 }
 
+/// Looks until it is so, which takes others some instructions.
+pub(super) fn look_until(mut so: impl FnMut() -> bool) {
+    let mut looks = 0u32;
+    while !so() {
+        looks += 1;
+        match looks % 64 {
+            // Who is inside may have lost its core.
+            0 => crate::sync::yield_now(),
+            _ => std::hint::spin_loop(),
+        }
+    }
+}
+
 /// Owners stay out of their gates while it lives.
 #[derive(Debug)]
 pub(super) struct Stop<'a> {
@@ -90,15 +103,7 @@ impl<'a> Stop<'a> {
             return None;
         }
         for gate in others() {
-            let mut looks = 0u32;
-            while gate.inside.load(Acquire) {
-                looks += 1;
-                match looks % 64 {
-                    // Its owner may have lost its core.
-                    0 => crate::sync::yield_now(),
-                    _ => std::hint::spin_loop(),
-                }
-            }
+            look_until(|| !gate.inside.load(Acquire));
         }
         Some(stop)
     }

@@ -4,7 +4,6 @@
 //! other streams used is kept in limbo after its free until their fences have passed, or until this
 //! stream has been made to wait for them.
 
-use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 use std::sync::{Arc, OnceLock, Weak};
@@ -13,10 +12,10 @@ use super::block::no_block;
 use super::config::HeapConfig;
 use super::core;
 use super::magazine::{Magazine, Slot};
-use super::quick::{Pair, Quick};
+use super::quick::Pair;
 use super::retire::GRACE;
 pub(super) use super::state::{After, Alias, Broken, Limbo, State, Stuck, Use};
-use super::state::{Counts, FREED, Granules, RAW};
+use super::state::{FREED, Granules, RAW};
 use super::{HeapStats, Shared};
 use crate::driver::DriverResult;
 use crate::history::History;
@@ -98,28 +97,7 @@ impl Lane {
             stream: stream.clone(),
             range,
             largest: range.len() - small,
-            state: Mutex::new(State {
-                core,
-                granules: Granules::default(),
-                quick: Quick::new(pair.clone()),
-                magazines: Vec::new(),
-                base,
-                uses: HashMap::new(),
-                replays: Vec::new(),
-                names: HashMap::new(),
-                limbo: Vec::new(),
-                limbo_bytes: 0,
-                stale: VecDeque::new(),
-                lenders: Vec::new(),
-                broken: Vec::new(),
-                in_hand: 0,
-                small_orders: 0,
-                frees: 0,
-                calm: None,
-                counts: Counts::default(),
-                reservation: Some(reservation),
-                history: None,
-            }),
+            state: Mutex::new(State::new(core, pair.clone(), base, reservation)),
             pair,
             magazines: [const { OnceLock::new() }; SEATS],
             is_scope,

@@ -333,6 +333,20 @@ impl Lane {
         }
     }
 
+    /// Tells the history what a plan has mapped, and from where.
+    fn tell_fills(&self, plan: &Plan) {
+        let Some(history) = self.history() else {
+            return;
+        };
+        let key = self.stream().key();
+        for fill in &plan.fills {
+            if let Some((_, old, _)) = fill.old {
+                history.unmap(key, old, fill.len);
+            }
+            history.map(key, fill.addr, fill.len);
+        }
+    }
+
     /// Books what has been done. Nothing can fail from here on.
     fn commit(&self, order: Order, done: Done, offers: Vec<Offer>) -> Found {
         let moved = order.moves() as u64;
@@ -346,15 +360,7 @@ impl Lane {
             _ if eager => None,
             _ => self.stream().fence().ok(),
         };
-        if let Some(history) = self.history() {
-            let key = self.stream().key();
-            for fill in &order.plan.fills {
-                if let Some((_, old, _)) = fill.old {
-                    history.unmap(key, old, fill.len);
-                }
-                history.map(key, fill.addr, fill.len);
-            }
-        }
+        self.tell_fills(&order.plan);
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.quick.disturbed();

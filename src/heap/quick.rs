@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use super::core::UNIT;
-use super::gate::{Gate, Stop};
+use super::gate::{Gate, Stop, look_until};
 use super::magazine::{CLASSES, Slot};
 use super::seat::{NO_SEAT, seat};
 
@@ -87,18 +87,12 @@ impl Bias {
             // Its owner finds out when it comes next.
             self.is_shared.store(true, Release);
         }
-        let mut looks = 0u32;
-        loop {
-            if let Some(way) = self.try_flag() {
-                return Some(way);
-            }
-            looks += 1;
-            match looks % 64 {
-                // Its holder may have lost its core.
-                0 => crate::sync::yield_now(),
-                _ => std::hint::spin_loop(),
-            }
-        }
+        let mut way = None;
+        look_until(|| {
+            way = self.try_flag();
+            way.is_some()
+        });
+        way
     }
 
     #[inline]

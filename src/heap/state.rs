@@ -9,7 +9,7 @@ use super::gate::Stop;
 use super::lane::Lane;
 use super::magazine::{Magazine, Slot, class_of};
 use super::name::Named;
-use super::quick::{Kept, Quick};
+use super::quick::{Kept, Pair, Quick};
 use super::seat::seat;
 use crate::Result;
 use crate::driver::PhysId;
@@ -64,6 +64,37 @@ pub(super) struct State {
 }
 
 impl State {
+    /// The state of a lane that holds nothing, from its first address on.
+    pub(super) fn new(
+        core: core::Lane,
+        pair: Arc<Pair>,
+        base: u64,
+        reservation: Reservation,
+    ) -> Self {
+        Self {
+            core,
+            granules: Granules::default(),
+            quick: Quick::new(pair),
+            magazines: Vec::new(),
+            base,
+            uses: HashMap::new(),
+            replays: Vec::new(),
+            names: HashMap::new(),
+            limbo: Vec::new(),
+            limbo_bytes: 0,
+            stale: VecDeque::new(),
+            lenders: Vec::new(),
+            broken: Vec::new(),
+            in_hand: 0,
+            small_orders: 0,
+            frees: 0,
+            calm: None,
+            counts: Counts::default(),
+            reservation: Some(reservation),
+            history: None,
+        }
+    }
+
     /// A block from mapped memory. More of its length that are kept go to `magazine`.
     #[inline]
     pub(super) fn hit(
