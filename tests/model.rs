@@ -198,6 +198,34 @@ fn threads_that_need_little_at_once_share_a_granule() {
     });
 }
 
+/// Blocks of every way to be freed go on two threads, while a third lets go of the heap.
+#[test]
+fn the_last_of_a_heap_and_its_blocks_lets_all_go() {
+    explore(|| {
+        let bench = Bench::new(16 * MIB);
+        let heap = bench.heap();
+        let stream = bench.device.create_stream().unwrap();
+        let threads: Vec<_> = [[512, 0, 2 * MIB], [512, 6 * MIB, 512]]
+            .into_iter()
+            .map(|sizes| {
+                let alloc = |size| heap.alloc(size, &stream).unwrap();
+                let blocks = sizes.map(alloc);
+                // Freed by the thread that may keep them: it has a block of its own before.
+                let (heap, stream) = (heap.clone(), stream.clone());
+                thread::spawn(move || {
+                    drop(heap.alloc(512, &stream).unwrap());
+                    drop((heap, stream));
+                    blocks.into_iter().for_each(drop);
+                })
+            })
+            .collect();
+        drop((heap, stream));
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(bench.pool.stats().mapped, 0);
+        bench.end();
+    });
+}
+
 #[test]
 fn streams_take_memory_from_each_other() {
     explore(|| {

@@ -214,8 +214,9 @@ impl Touch {
             return Ok(());
         };
         self.seeds[slot] = seed;
-        let driver = block.stream().device().driver();
-        Ok(driver.launch(Kernel::WritePattern { range, seed }, block.stream().id())?)
+        let stream = block.stream()?;
+        let driver = stream.device().driver();
+        Ok(driver.launch(Kernel::WritePattern { range, seed }, stream.id())?)
     }
 
     fn check(&self, slot: usize, block: &Block) -> Outcome {
@@ -227,8 +228,9 @@ impl Touch {
             seed: self.seeds[slot],
             mismatches: self.counter.ptr(),
         };
-        let driver = block.stream().device().driver();
-        Ok(driver.launch(kernel, block.stream().id())?)
+        let stream = block.stream()?;
+        let driver = stream.device().driver();
+        Ok(driver.launch(kernel, stream.id())?)
     }
 
     fn mismatches(&self, streams: &[Stream]) -> Outcome<u64> {
@@ -373,10 +375,7 @@ impl Live {
         if let Some(touch) = &self.touch {
             touch.check(slot as usize, &block)?;
         }
-        match stream == block.stream() {
-            true => drop(block),
-            false => block.free_on(stream)?,
-        }
+        block.free_on(stream)?;
         Ok(())
     }
 }

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::front::Port;
+use super::hub::Port;
+use super::lane::Lane;
 use super::name::BlockName;
 use crate::stream::{Fence, Stream};
 use crate::units::{Va, VaRange};
@@ -15,7 +16,7 @@ use crate::{Error, Result};
 ///
 /// Use on other streams is announced with [`record_use`](Self::record_use).
 pub struct Block {
-    port: Arc<Port>,
+    port: &'static Port,
     addr: Va,
     /// Bytes asked for.
     len: u64,
@@ -30,7 +31,7 @@ pub struct Block {
 
 impl Block {
     #[inline]
-    pub(super) fn new(port: Arc<Port>, addr: Va, len: u64, hint: u32, class: u16) -> Self {
+    pub(super) fn new(port: &'static Port, addr: Va, len: u64, hint: u32, class: u16) -> Self {
         Self {
             port,
             addr,
@@ -71,10 +72,19 @@ impl Block {
     }
 
     /// The stream it was allocated on.
-    #[inline]
-    #[must_use]
-    pub fn stream(&self) -> &Stream {
-        self.port.lane().stream()
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stale`] if the heap has lost the block, which its owner alone can free.
+    pub fn stream(&self) -> Result<Stream> {
+        Ok(self.lane()?.stream().clone())
+    }
+
+    fn lane(&self) -> Result<Arc<Lane>> {
+        self.port
+            .hub()
+            .lane()
+            .ok_or_else(|| no_block(self.addr, false))
     }
 
     /// Names the block, or names it anew. Does nothing to a block of no bytes.
@@ -87,7 +97,7 @@ impl Block {
             true => Ok(()),
             false => {
                 self.named.store(true, Relaxed);
-                self.port.lane().set_name(self.addr, self.len, name.into())
+                self.lane()?.set_name(self.addr, self.len, name.into())
             }
         }
     }
@@ -96,7 +106,7 @@ impl Block {
     #[must_use]
     pub fn name(&self) -> Option<BlockName> {
         match self.named.load(Relaxed) {
-            true => self.port.lane().name(self.addr),
+            true => self.lane().ok()?.name(self.addr),
             false => None,
         }
     }
@@ -112,7 +122,7 @@ impl Block {
             true => Ok(()),
             false => {
                 self.used.store(true, Relaxed);
-                self.port.lane().record_owned_use(self.addr, stream)
+                self.lane()?.record_owned_use(self.addr, stream)
             }
         }
     }
@@ -128,7 +138,7 @@ impl Block {
             true => Ok(()),
             false => {
                 self.used.store(true, Relaxed);
-                self.port.lane().record_fence(self.addr, fence)
+                self.lane()?.record_fence(self.addr, fence)
             }
         }
     }
@@ -140,7 +150,7 @@ impl Block {
     ///
     /// As [`record_use`](Self::record_use); the block is freed on its own stream then.
     pub fn free_on(self, stream: &Stream) -> Result<()> {
-        if stream != self.stream() {
+        if *stream != self.stream()? {
             self.record_use(stream)?;
         }
         drop(self);
@@ -151,15 +161,14 @@ impl Block {
     #[inline]
     #[must_use]
     pub fn into_raw(self) -> Va {
-        let mut this = self;
-        if !this.is_empty()
-            && let Err(error) = this.port.lane().expose(this.addr, this.hint)
-        {
-            tracing::error!(%error, "block lost");
+        let addr = self.addr;
+        if !self.is_empty() {
+            if let Err(error) = self.port.expose(addr, self.hint) {
+                tracing::error!(%error, "block lost");
+            }
+            std::mem::forget(self);
         }
-        // Dropping a block without bytes frees nothing.
-        this.len = 0;
-        this.addr
+        addr
     }
 }
 
@@ -167,7 +176,7 @@ impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
         if self.is_empty() {
-            return;
+            return self.port.free_nothing();
         }
         // Whoever recorded a use or gave a name was ordered before this by whatever shared the block.
         let (is_used, is_named) = (*self.used.get_mut(), *self.named.get_mut());

@@ -1,123 +1,37 @@
-//! A lane as threads meet it: through ports, so that threads on one stream share no cache line.
+//! A lane as threads meet it: what allocates from it keeps this.
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::block::Block;
 use super::core::{Block as Found, UNIT};
-use super::lane::{Lane, SEATS};
-use super::magazine::{Magazine, Slot, class_of};
+use super::lane::Lane;
+use super::magazine::class_of;
 use super::request::Request;
-use super::seat::{NO_SEAT, seat};
+use super::seat::seat;
 use crate::Result;
 use crate::units::Va;
 
-/// A thread's way to a lane. Blocks hold the port that they came through, so that no reference count moves
-/// between the cores of unrelated threads.
-#[repr(align(128))]
-pub(super) struct Port {
-    lane: Arc<Lane>,
-    magazine: Arc<Magazine>,
-}
-
-impl Port {
-    #[inline]
-    pub(super) fn lane(&self) -> &Lane {
-        &self.lane
-    }
-
-    /// Frees a block of this port; `is_used` says that its owner recorded a use of it, `is_named` that it
-    /// has a name.
-    #[inline]
-    pub(super) fn free(
-        &self,
-        addr: u64,
-        hint: u32,
-        class: u16,
-        is_used: bool,
-        is_named: bool,
-    ) -> Result<()> {
-        if !is_used && !is_named {
-            let seat = seat();
-            let may = || !self.lane.is_watched();
-            if class != 0 {
-                let unit = ((addr - self.lane.base()) / UNIT) as u32;
-                let slot = Slot { unit, hint };
-                return match self.magazine.put(seat, class, slot, may) {
-                    true => Ok(()),
-                    false => self.free_aside(seat, class, slot),
-                };
-            }
-            if self.lane.pair.put(seat, addr, may) {
-                return Ok(());
-            }
-        }
-        self.lane.free_owned(Va::new(addr), hint, is_named)
-    }
-
-    /// Frees a block for which this port's magazine is full, or another thread's.
-    #[cold]
-    fn free_aside(&self, seat: u32, class: u16, slot: Slot) -> Result<()> {
-        if self.lane.is_watched() {
-            let addr = Va::new(slot.addr(self.lane.base()));
-            return self.lane.free_owned(addr, slot.hint, false);
-        }
-        let Some(magazine) = self.lane.magazine(seat) else {
-            return self.lane.put(class, slot, seat, &self.magazine);
-        };
-        let is_other = !Arc::ptr_eq(magazine, &self.magazine);
-        let may = || !self.lane.is_watched();
-        if is_other && magazine.put(seat, class, slot, may) {
-            return Ok(());
-        }
-        self.lane.put(class, slot, seat, magazine)
-    }
-}
-
-/// A lane and its ports by seat, which are opened as threads come. Threads beyond share the last one.
+/// A lane in use. When nobody allocates from it any more it closes, and goes with its last block.
 pub(super) struct Front {
     lane: Arc<Lane>,
-    ports: [OnceLock<Arc<Port>>; SEATS + 1],
 }
 
 impl Front {
     pub(super) fn new(lane: Arc<Lane>) -> Self {
-        Self {
-            lane,
-            ports: [const { OnceLock::new() }; SEATS + 1],
-        }
+        lane.hub().open(&lane);
+        Self { lane }
     }
 
-    /// Whether there are no blocks, and nobody else has this front.
+    /// Whether nobody else has this front.
     pub(super) fn is_last(self: &Arc<Self>) -> bool {
-        let mut ports = self.ports.iter().filter_map(OnceLock::get);
-        Arc::strong_count(self) == 1 && ports.all(|port| Arc::strong_count(port) == 1)
-    }
-
-    #[inline]
-    fn port(&self, seat: u32) -> &Arc<Port> {
-        let place = &self.ports[(seat as usize).min(SEATS)];
-        match place.get() {
-            Some(port) => port,
-            None => self.open(seat, place),
-        }
-    }
-
-    #[cold]
-    fn open<'a>(&self, seat: u32, place: &'a OnceLock<Arc<Port>>) -> &'a Arc<Port> {
-        // Nobody waits in the place for the lane's lock.
-        let magazine = match self.lane.magazine(seat) {
-            Some(magazine) => magazine.clone(),
-            None => Arc::new(Magazine::new(NO_SEAT)),
-        };
-        let lane = self.lane.clone();
-        place.get_or_init(|| Arc::new(Port { lane, magazine }))
+        Arc::strong_count(self) == 1
     }
 
     /// A block of no bytes.
     pub(super) fn nothing(&self) -> Block {
-        Block::new(self.port(seat()).clone(), Va::new(0), 0, 0, 0)
+        self.lane.hub().port(seat()).nothing()
     }
 
     /// A block of `len` bytes, which are rounded to `size`.
@@ -159,26 +73,24 @@ impl Front {
     #[inline]
     pub(super) fn take(&self, len: u64, size: u64, align: u64) -> Option<Block> {
         let seat = seat();
-        let port = self.port(seat);
+        let hub = self.lane.hub();
+        let port = hub.port(seat);
         let class = class_of(size);
         if class == 0 {
-            let kept = self.lane.pair.take(seat, size, align)?;
-            let addr = Va::new(kept.addr);
-            return Some(Block::new(port.clone(), addr, len, kept.hint, 0));
+            let kept = hub.pair.take(seat, size, align)?;
+            return Some(Block::new(port, Va::new(kept.addr), len, kept.hint, 0));
         }
         if align > UNIT {
             return None;
         }
-        let slot = port.magazine.take(seat, class)?;
-        let addr = Va::new(slot.addr(self.lane.base()));
-        Some(Block::new(port.clone(), addr, len, slot.hint, class))
+        port.take(seat, class, len)
     }
 
     fn alloc_in_books(&self, request: &Request<'_>) -> Result<Block> {
         let seat = seat();
-        let port = self.port(seat);
+        let port = self.lane.hub().port(seat);
         let (size, align) = (request.size, request.align);
-        let hit = self.lane.hit(size, align, seat, &port.magazine);
+        let hit = self.lane.hit(size, align, seat, port.magazine());
         let found = match hit {
             Some(found) => found,
             None => self.lane.miss(request)?,
@@ -186,18 +98,10 @@ impl Front {
         if self.lane.is_watched() {
             self.tell_allocated(&found, request);
         }
-        let addr = Va::new(found.addr);
-        Ok(Block::new(
-            port.clone(),
-            addr,
-            request.len,
-            found.hint,
-            class_of(found.len),
-        ))
+        let (addr, class) = (Va::new(found.addr), class_of(found.len));
+        Ok(Block::new(port, addr, request.len, found.hint, class))
     }
-}
 
-impl Front {
     /// Tells the history of a block that nobody else knows yet.
     #[cold]
     fn tell_allocated(&self, found: &Found, request: &Request<'_>) {
@@ -206,6 +110,12 @@ impl Front {
             history.alloc(key, found.addr, found.len, request.len, request.name);
             history.say();
         }
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.lane.hub().close();
     }
 }
 

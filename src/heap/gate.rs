@@ -61,6 +61,11 @@ impl Gate {
         owner == seat || owner == NO_SEAT
     }
 
+    /// Makes it nobody's. Only while nobody else has it.
+    pub(super) fn disown(&self) {
+        self.owner.store(NO_SEAT, Relaxed);
+    }
+
     /// Only after [`enter`](Self::enter), which let the caller in.
     #[inline]
     pub(super) fn leave(&self) {

@@ -5,14 +5,14 @@
 //! stream has been made to wait for them.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::{Arc, Weak};
 
 use super::block::no_block;
 use super::config::HeapConfig;
 use super::core;
-use super::magazine::{Magazine, Slot};
-use super::quick::Pair;
+use super::hub::{Hub, RECORDED, USED_BY_ADDRESS};
+use super::magazine::Magazine;
 use super::retire::GRACE;
 pub(super) use super::state::{After, Alias, Broken, Limbo, State, Stuck, Use};
 use super::state::{FREED, Granules, RAW};
@@ -22,24 +22,12 @@ use crate::history::History;
 use crate::pool::{Granule, Held, Holder, Pool};
 use crate::space::Reservation;
 use crate::stream::{Fence, Stream};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
 
-/// Threads with a magazine of their own: those on the first seats. More take the lane's lock each time.
-pub(super) const SEATS: usize = 64;
-
 /// Recorded uses of one block from which on it is seen which have passed.
 const CROWD: usize = 16;
-
-/// Times that the hot path looks at the lock before it sleeps: a lock that hands over between sleepers
-/// takes a hundred times as long.
-const LOOKS: u32 = 40;
-
-/// Some owned block has a use that was recorded by address, which its owner does not know of.
-const USED_BY_ADDRESS: u8 = 1;
-/// Every block goes to the history.
-const RECORDED: u8 = 2;
 
 pub(super) struct Lane {
     pub(super) pool: Pool,
@@ -48,16 +36,13 @@ pub(super) struct Lane {
     range: VaRange,
     /// Bytes of the longest block that could ever be placed.
     largest: u64,
-    pub(super) state: Mutex<State>,
-    pub(super) pair: Arc<Pair>,
-    /// By seat, as threads come.
-    magazines: [OnceLock<Arc<Magazine>>; SEATS],
+    hub: &'static Hub,
+    /// The hub's.
+    pub(super) state: &'static Mutex<State>,
     /// Belongs to a capture scope, and serves nobody else.
     is_scope: bool,
     /// Nothing may move or leave: the scope is alive.
     pinned: AtomicBool,
-    /// Why no block may be freed without the lock; 0 if any may.
-    watched: AtomicU8,
     heap: Weak<Shared>,
     this: Weak<Self>,
 }
@@ -90,25 +75,29 @@ impl Lane {
                 why: "the layout does not fit",
             },
         )?;
-        let pair = Arc::<Pair>::default();
+        let hub = Hub::lend(base, |pair| State::new(core, pair, base, Some(reservation)));
         let lane = Arc::new_cyclic(|this| Self {
             pool: pool.clone(),
             config: config.clone(),
             stream: stream.clone(),
             range,
             largest: range.len() - small,
-            state: Mutex::new(State::new(core, pair.clone(), base, reservation)),
-            pair,
-            magazines: [const { OnceLock::new() }; SEATS],
+            hub,
+            state: hub.state(),
             is_scope,
             pinned: AtomicBool::new(is_scope),
-            watched: AtomicU8::new(0),
             heap: Arc::downgrade(heap),
             this: this.clone(),
         });
         let holder: Weak<dyn Holder> = lane.this.clone();
         pool.shared().register(holder);
         Ok(lane)
+    }
+
+    /// What threads and blocks meet.
+    #[inline]
+    pub(super) fn hub(&self) -> &'static Hub {
+        self.hub
     }
 
     #[inline]
@@ -168,12 +157,12 @@ impl Lane {
     /// Whether no block may be freed without the lock.
     #[inline]
     pub(super) fn is_watched(&self) -> bool {
-        self.watched.load(Relaxed) != 0
+        self.hub.watched() != 0
     }
 
     /// What is told of every block, if anything is.
     pub(super) fn history(&self) -> Option<History> {
-        match self.watched.load(Relaxed) & RECORDED {
+        match self.hub.watched() & RECORDED {
             0 => None,
             _ => self.state.lock().history.clone(),
         }
@@ -183,7 +172,7 @@ impl Lane {
     pub(super) fn set_history(&self, history: Option<&History>) {
         if history.is_some() {
             // Before the magazines are emptied: nobody fills them from here on.
-            self.watched.fetch_or(RECORDED, Relaxed);
+            self.hub.watch(RECORDED);
         }
         let mut state = self.state.lock();
         state.flush_and_settle();
@@ -207,7 +196,7 @@ impl Lane {
                 }
             }
             None => {
-                self.watched.fetch_and(!RECORDED, Relaxed);
+                self.hub.watch_no_more(RECORDED);
             }
         }
     }
@@ -219,39 +208,6 @@ impl Lane {
         }
     }
 
-    /// The state, for the hot path.
-    #[inline]
-    fn lock(&self) -> MutexGuard<'_, State> {
-        match self.state.try_lock() {
-            Some(state) => state,
-            None => self.lock_contended(),
-        }
-    }
-
-    #[cold]
-    fn lock_contended(&self) -> MutexGuard<'_, State> {
-        for look in 0..LOOKS {
-            (0..1 << look.min(6)).for_each(|_| std::hint::spin_loop());
-            if let Some(state) = self.state.try_lock() {
-                return state;
-            }
-        }
-        self.state.lock()
-    }
-
-    /// The magazine of the calling thread, which sits on `seat`: a miss and a trim empty it.
-    pub(super) fn magazine(&self, seat: u32) -> Option<&Arc<Magazine>> {
-        let place = self.magazines.get(seat as usize)?;
-        if place.get().is_none() {
-            let magazine = Arc::new(Magazine::new(seat));
-            // Nobody else sits there, so nobody waits for this.
-            if place.set(magazine.clone()).is_ok() {
-                self.state.lock().magazines.push(magazine);
-            }
-        }
-        place.get()
-    }
-
     /// A block from mapped memory.
     #[inline]
     pub(super) fn hit(
@@ -261,48 +217,19 @@ impl Lane {
         seat: u32,
         magazine: &Magazine,
     ) -> Option<core::Block> {
-        self.lock().hit(size, align, seat, magazine)
+        self.hub.lock().hit(size, align, seat, magazine)
     }
 
     /// A block without an owner from mapped memory that no thread keeps for itself. Not one that the history
     /// has to hear of.
     #[inline]
     pub(super) fn hit_raw(&self, size: u64, align: u64) -> Option<Va> {
-        self.lock().hit_raw(size, align)
+        self.hub.lock().hit_raw(size, align)
     }
 
     /// Frees the block without an owner at an address. The history hears of it when the caller says so.
     pub(super) fn free(&self, addr: Va) -> Result<()> {
-        self.lock().free(addr, u32::MAX, RAW, true).map(drop)
-    }
-
-    /// Frees an owned block. `hint` saves a look-up and may be wrong.
-    #[inline]
-    pub(super) fn free_owned(&self, addr: Va, hint: u32, is_named: bool) -> Result<()> {
-        let freed = self.lock().free(addr, hint, 0, is_named);
-        if self.is_watched() {
-            self.say();
-        }
-        freed.map(drop)
-    }
-
-    /// Frees an owned block of a class that nobody else used, and half of those in `magazine`, which is full.
-    #[inline]
-    pub(super) fn put(&self, class: u16, slot: Slot, seat: u32, magazine: &Magazine) -> Result<()> {
-        let mut state = self.lock();
-        if self.is_watched() {
-            // Since the block's owner looked.
-            drop(state);
-            return self.free_owned(Va::new(slot.addr(self.base())), slot.hint, false);
-        }
-        state.put(class, slot, seat, magazine);
-        Ok(())
-    }
-
-    /// Makes an owned block one that may be freed by its address.
-    pub(super) fn expose(&self, addr: Va, hint: u32) -> Result<()> {
-        let found = self.lock().core.retain(addr.get(), hint, 0, RAW);
-        found.map(drop).ok_or_else(|| no_block(addr, false))
+        self.hub.lock().free(addr, u32::MAX, RAW, true).map(drop)
     }
 
     /// Rounded length of the live block at an address.
@@ -323,7 +250,7 @@ impl Lane {
                 return Err(no_block(addr, state.core.is_inside(addr.get())));
             };
             if block.uses != RAW && *stream != self.stream {
-                self.watched.fetch_or(USED_BY_ADDRESS, Relaxed);
+                self.hub.watch(USED_BY_ADDRESS);
             }
         }
         self.record_owned_use(addr, stream)
@@ -416,7 +343,7 @@ impl Lane {
         lost += kept
             .filter(|(class, slot)| !state.is_known(*class, *slot))
             .count() as u64;
-        if let Some(kept) = self.pair.peek() {
+        if let Some(kept) = state.quick.pair().peek() {
             let block = state.core.block(kept.addr);
             let known = |b: core::Block| b.uses == 0 && b.len == kept.len;
             lost += u64::from(!block.is_some_and(known));
@@ -469,7 +396,8 @@ impl Holder for Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let state = self.state.get_mut();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
         let mut broken = std::mem::take(&mut state.broken);
         let mut granules = std::mem::take(&mut state.granules);
         // Nobody can ask this lane any more what it holds.
@@ -495,6 +423,9 @@ impl Drop for Lane {
             // Nothing is mapped that work could use.
             remains.awaited.clear();
         }
+        state.strip();
+        drop(guard);
+        self.hub.take_back();
         let retry = move |driver: &dyn crate::driver::Driver| remains.tear_down(driver);
         self.pool.device().give_back("heap", Box::new(retry));
     }

@@ -3,7 +3,6 @@
 //! Everything is an atomic that is only loaded and stored, behind a gate: its owner, who finds it shut, goes
 //! to the lane instead of waiting, and those who come for all that is kept, with the lane's lock, stop it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::core::UNIT;
@@ -12,8 +11,8 @@ use crate::sync::atomic::AtomicU32;
 
 /// Blocks of up to this many units are kept, by length: 64 KiB.
 pub(super) const CLASSES: usize = 256;
-/// Blocks of one length.
-const DEPTH: usize = 32;
+/// Blocks of one length. A model makes magazines by the thousand, which stay.
+const DEPTH: usize = if cfg!(shuttle) { 4 } else { 32 };
 /// Bytes that a magazine keeps, until its lane says how many it may.
 const MOST: u64 = 4 << 20;
 
@@ -84,7 +83,7 @@ impl Magazine {
 
     /// Keeps owners out of their magazines, for one who sits on `seat` and has their lane's lock.
     pub(super) fn stop<'a>(
-        magazines: impl Iterator<Item = &'a Arc<Self>>,
+        magazines: impl Iterator<Item = &'a Self>,
         seat: u32,
     ) -> Option<Stop<'a>> {
         Stop::new(magazines.map(|one| &one.gate), seat)
@@ -232,6 +231,13 @@ impl Magazine {
     pub(super) fn allocs(&self) -> u64 {
         self.allocs.load(Relaxed)
     }
+
+    /// As new. Only while nobody else has it.
+    pub(super) fn reset(&self) {
+        self.drain(|_, _| ());
+        self.allow(MOST);
+        self.allocs.store(0, Relaxed);
+    }
 }
 
 #[cfg(test)]
@@ -301,7 +307,7 @@ mod tests {
 
     #[test]
     fn nobody_but_its_owner_gets_in_and_not_while_it_is_stopped() {
-        let magazine = Arc::new(Magazine::new(SEAT));
+        let magazine = Magazine::new(SEAT);
         assert!(!magazine.put(SEAT + 1, 1, slot(4), || true));
         assert!(!magazine.put(SEAT, 1, slot(4), || false));
         assert!(put(&magazine, 1, 4) && magazine.take(SEAT + 1, 1).is_none());
@@ -313,7 +319,7 @@ mod tests {
 
     #[test]
     fn no_block_is_lost_or_had_twice_between_threads() {
-        let magazine = Arc::new(Magazine::new(SEAT));
+        let magazine = Magazine::new(SEAT);
         (0..8).for_each(|i| assert!(put(&magazine, 1, i)));
         let mut away = Vec::new();
         std::thread::scope(|scope| {

@@ -17,6 +17,7 @@ mod config;
 mod core;
 mod front;
 mod gate;
+mod hub;
 mod lane;
 mod lend;
 mod magazine;
@@ -86,7 +87,7 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 ///
 /// All methods may be called from any thread. Each stream has a lock of its own, held for
 /// bookkeeping only, never across a driver call. Most allocations and frees do without, and without
-/// any atomic exchange but that of a reference count: freed blocks of up to 64 KiB wait for the next
+/// any atomic exchange: freed blocks of up to 64 KiB wait for the next
 /// of their size in a magazine of the thread and the stream, 4 MiB or 1/128 of what lives at most.
 /// 64 threads at a time have magazines, in the order in which they came; more take the lock. A
 /// miss and [`trim`](Self::trim) empty the magazines of all threads (on Linux by `membarrier(2)`, some
@@ -464,7 +465,8 @@ impl Shared {
         let is_orphan = |lane: &&Arc<Front>| {
             let stream = lane.stream();
             let is_over = lane.is_scope() && !lane.is_pinned();
-            lane.is_last() && (stream.is_last() || stream.is_retired() || is_over)
+            let is_over = is_over || stream.is_last() || stream.is_retired();
+            lane.is_last() && is_over && !lane.is_used()
         };
         if !self.lanes.read().iter().any(|lane| is_orphan(&lane)) {
             return;

@@ -5,7 +5,6 @@
 //! block's own: the books are not touched, and show what is kept here as live. It is little, and goes back
 //! to them before anything is mapped.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use super::core::UNIT;
@@ -93,6 +92,12 @@ impl Bias {
             way.is_some()
         });
         way
+    }
+
+    /// As new. Only while nobody else has it.
+    fn reset(&self) {
+        self.gate.disown();
+        self.is_shared.store(false, Relaxed);
     }
 
     #[inline]
@@ -216,6 +221,14 @@ impl Pair {
     pub(super) fn allocs(&self) -> u64 {
         self.allocs.load(Relaxed)
     }
+
+    /// As new. Only while nobody else has it.
+    pub(super) fn reset(&self) {
+        self.bias.reset();
+        self.latest.store(0, Relaxed);
+        self.kept.store(0, Relaxed);
+        self.allocs.store(0, Relaxed);
+    }
 }
 
 impl Kept {
@@ -229,13 +242,13 @@ impl Kept {
 #[derive(Debug)]
 pub(super) struct Quick {
     lists: Vec<Vec<Slot>>,
-    pair: Arc<Pair>,
+    pair: &'static Pair,
     bytes: u64,
     blocks: u64,
 }
 
 impl Quick {
-    pub(super) fn new(pair: Arc<Pair>) -> Self {
+    pub(super) fn new(pair: &'static Pair) -> Self {
         Self {
             lists: vec![Vec::new(); CLASSES + 1],
             pair,
@@ -244,8 +257,8 @@ impl Quick {
         }
     }
 
-    pub(super) fn pair(&self) -> &Pair {
-        &self.pair
+    pub(super) fn pair(&self) -> &'static Pair {
+        self.pair
     }
 
     /// Bytes and blocks of the lists.
@@ -368,7 +381,7 @@ mod tests {
 
     #[test]
     fn the_same_size_comes_back_last_in_first_out() {
-        let mut quick = Quick::new(Arc::default());
+        let mut quick = Quick::new(Box::leak(Box::default()));
         assert!(quick.keep(2, slot(2), 0) && quick.keep(2, slot(4), 0));
         assert_eq!((quick.sums(), quick.largest()), ((1024, 2), 512));
         assert!(quick.has(2, 4) && !quick.has(2, 5) && !quick.has(3, 4));
@@ -383,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_larger_block_is_kept_only_while_first_fit_would_give_it_again() {
-        let mut quick = Quick::new(Arc::default());
+        let mut quick = Quick::new(Box::leak(Box::default()));
         let large = 1 << 20;
         let found = |found: (Option<Kept>, Option<Kept>)| found.0.map(|k| k.addr);
         assert!(quick.placed(kept(7 * large, large)).is_none());
@@ -434,7 +447,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let mut quick = Quick::new(Arc::default());
+        let mut quick = Quick::new(Box::leak(Box::default()));
         let kept = |quick: &mut Quick, class: u16, live| {
             (0..1000)
                 .filter(|i| quick.keep(class, slot(*i), live))

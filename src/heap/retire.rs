@@ -85,6 +85,13 @@ impl Lane {
         }
     }
 
+    /// Whether blocks with an owner are left.
+    pub(super) fn is_used(&self) -> bool {
+        let mut state = self.state.lock();
+        state.flush();
+        state.owned() > 0 || state.empties > 0
+    }
+
     /// Whether nothing is held here, so that nobody would miss this lane.
     pub(super) fn is_bare(&self) -> bool {
         let state = self.state.lock();

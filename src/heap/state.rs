@@ -1,7 +1,7 @@
 //! What a lane's lock guards.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use super::block::no_block;
 use super::core::{self, Stale, UNIT};
@@ -31,7 +31,7 @@ pub(super) struct State {
     pub(super) granules: Granules,
     pub(super) quick: Quick,
     /// Freed blocks that the books show as live.
-    pub(super) magazines: Vec<Arc<Magazine>>,
+    pub(super) magazines: Vec<&'static Magazine>,
     /// The first address.
     pub(super) base: u64,
     /// Uses of live blocks by other streams, by address.
@@ -61,15 +61,19 @@ pub(super) struct State {
     pub(super) reservation: Option<Reservation>,
     /// What is told of every block, if anything is: then none is kept outside of the lock.
     pub(super) history: Option<History>,
+    /// Blocks of no bytes, which are not in the books.
+    pub(super) empties: u64,
+    /// Owned blocks that are still to be freed, once nobody allocates any more.
+    pub(super) left: Option<u64>,
 }
 
 impl State {
     /// The state of a lane that holds nothing, from its first address on.
     pub(super) fn new(
         core: core::Lane,
-        pair: Arc<Pair>,
+        pair: &'static Pair,
         base: u64,
-        reservation: Reservation,
+        reservation: Option<Reservation>,
     ) -> Self {
         Self {
             core,
@@ -90,8 +94,29 @@ impl State {
             frees: 0,
             calm: None,
             counts: Counts::default(),
-            reservation: Some(reservation),
+            reservation,
             history: None,
+            empties: 0,
+            left: None,
+        }
+    }
+
+    /// Drops everything: nobody is left who could ask.
+    pub(super) fn strip(&mut self) {
+        let page = core::PAGE_BYTES;
+        if let Some(core) = core::Lane::new(core::Policy::default(), 0, page, page) {
+            *self = Self::new(core, self.quick.pair(), 0, None);
+        }
+    }
+
+    /// Blocks with an owner, if none is kept.
+    pub(super) fn owned(&self) -> u64 {
+        match self.core.stats().blocks {
+            0 => 0,
+            _ => {
+                let is_owned = |piece: &core::Piece| piece.mark == Some(0);
+                self.core.pieces().iter().filter(|p| is_owned(p)).count() as u64
+            }
         }
     }
 
@@ -178,7 +203,7 @@ impl State {
 
     /// Nothing goes into a magazine or out of one while it lives.
     pub(super) fn stop_magazines(&self) -> Option<Stop<'_>> {
-        Magazine::stop(self.magazines.iter(), seat())
+        Magazine::stop(self.magazines.iter().copied(), seat())
     }
 
     /// Bytes that each magazine may keep.
@@ -207,6 +232,9 @@ impl State {
             let inside = self.core.block(addr.get()).is_none();
             return Err(no_block(addr, inside && self.core.is_inside(addr.get())));
         };
+        if mark == 0 {
+            self.one_less();
+        }
         let uses = match is_used {
             true => self.uses.remove(&addr.get()),
             false => None,
@@ -232,6 +260,22 @@ impl State {
             }
         }
         Ok(found.len)
+    }
+
+    /// Makes an owned block one that may be freed by its address.
+    pub(super) fn expose(&mut self, addr: Va, hint: u32) -> Result<()> {
+        let found = self.core.retain(addr.get(), hint, 0, RAW);
+        found.ok_or_else(|| no_block(addr, false))?;
+        self.one_less();
+        Ok(())
+    }
+
+    /// An owned block is no more.
+    #[inline]
+    fn one_less(&mut self) {
+        if let Some(left) = &mut self.left {
+            *left = left.saturating_sub(1);
+        }
     }
 
     /// Tells the history that a block may be used again.
@@ -263,7 +307,7 @@ impl State {
 
     fn flush_from(&mut self, of: impl Fn(&Magazine) -> bool, settles: bool) {
         let magazines = std::mem::take(&mut self.magazines);
-        let filled: Vec<_> = magazines.iter().filter(|one| of(one)).collect();
+        let filled: Vec<_> = magazines.iter().copied().filter(|one| of(one)).collect();
         if let Some(_stop) = Magazine::stop(filled.iter().copied(), seat()) {
             for magazine in filled {
                 magazine.drain(|_, slot| self.file(slot.addr(self.base), slot.hint));

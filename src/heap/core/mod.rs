@@ -24,6 +24,7 @@ mod trim;
 pub use lane::{Block, Lane};
 pub use plan::{OutOfMemory, Plan, Stale};
 pub use policy::Policy;
+pub use survey::Piece;
 pub use trim::Idle;
 
 /// Bytes in a unit: the least size and alignment of a block.

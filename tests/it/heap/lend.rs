@@ -191,7 +191,7 @@ fn a_failure_anywhere_leaves_the_memory_with_its_stream(on: On) {
                 Ok(block) => vec![block],
                 Err(_) => vec![yard.filled(14 * MIB, 1, 3)],
             };
-            if blocks[0].stream() == &yard.streams[0] {
+            if blocks[0].stream().unwrap() == yard.streams[0] {
                 yard.write(&blocks[0], 4, 0);
                 yard.check(&blocks[0], 4, 0);
             }

@@ -4,6 +4,7 @@
 
 mod alias;
 mod capture;
+mod end;
 mod faults;
 mod foreign;
 mod hot;
