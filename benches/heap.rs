@@ -144,7 +144,8 @@ fn churns(device: &Device, settings: &Settings) -> Outcome {
     };
     for live in lives {
         bare_loop(settings, *live)?;
-        for order in [Order::Random, Order::List] {
+        hot_beside_loop(device, settings, *live)?;
+        for order in [Order::Random, Order::Sixteen, Order::List] {
             churn(device, settings, "256 B to 64 KiB", *live, 8, 17, order)?;
         }
     }
@@ -156,6 +157,8 @@ fn churns(device: &Device, settings: &Settings) -> Outcome {
 enum Order {
     /// Any: with many, the caller's own handle is a cache miss each time, in every allocator's figure.
     Random,
+    /// Any, but sixteen are picked and looked at before the first of them is freed: the misses come together.
+    Sixteen,
     /// Each in turn from a list of random blocks: the processor has the handle at hand, and what is left is
     /// the allocator's.
     List,
@@ -183,6 +186,31 @@ fn bare_loop(settings: &Settings, live: usize) -> Outcome {
     Ok(())
 }
 
+/// The same picks, and an allocation and a free of memory that is at hand: what churn of so many would take if
+/// the allocator did not know how many there are.
+fn hot_beside_loop(device: &Device, settings: &Settings, live: usize) -> Outcome {
+    let heap = heap_on(device)?;
+    let stream = device.create_stream()?;
+    let on = heap.on(&stream)?;
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let mut blocks: Vec<Block> = Vec::with_capacity(live);
+    for _ in 0..live {
+        blocks.push(on.alloc(512)?);
+    }
+    let ns = best(settings, 200_000, |n| {
+        for _ in 0..n {
+            let at = (random.next() % live as u64) as usize;
+            let len = random.size(8, 17);
+            let block = black_box(blocks.swap_remove(at));
+            drop(black_box(on.alloc(len)?));
+            blocks.push(block);
+        }
+        Ok(())
+    })?;
+    println!("| the loop of the next row, {live} live, and hot memory | {ns:.1} |");
+    Ok(())
+}
+
 fn churn(
     device: &Device,
     settings: &Settings,
@@ -203,11 +231,18 @@ fn churn(
     for at in 0..live {
         blocks.swap(at, (random.next() % live as u64) as usize);
     }
-    let mut turn = 0;
+    let (mut turn, mut picked) = (0, [0; 16]);
     let mut step = |n: u32, blocks: &mut Vec<Block>| -> Outcome {
-        for _ in 0..n {
+        for i in 0..n as usize {
             let at = match order {
                 Order::Random => (random.next() % live as u64) as usize,
+                Order::Sixteen => {
+                    if i.is_multiple_of(16) {
+                        picked = std::array::from_fn(|_| (random.next() % live as u64) as usize);
+                        black_box(picked.map(|at| blocks[at].ptr()));
+                    }
+                    picked[i % 16]
+                }
                 Order::List => {
                     turn = if turn + 1 == live { 0 } else { turn + 1 };
                     turn
@@ -233,6 +268,7 @@ fn churn(
     let after = heap.stats();
     let turns = match order {
         Order::Random => "",
+        Order::Sixteen => ", sixteen picked at once",
         Order::List => ", in the list's order",
     };
     println!(

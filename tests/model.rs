@@ -14,13 +14,17 @@ use granule::driver::sim::{SimConfig, SimDriver};
 use granule::driver::{Kernel, SharedDriver};
 use granule::units::MIB;
 use granule::{Arena, Block, Device, Heap, HeapConfig, OomAnswer, Pool, PoolConfig, Stream};
-use shuttle::thread;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner, thread};
 
 const SCHEDULES: usize = 2_000;
 
 fn explore(program: fn()) {
-    shuttle::check_random(program, SCHEDULES);
-    shuttle::check_pct(program, SCHEDULES, 3);
+    let mut config = Config::new();
+    // Without optimization, frames are larger than it expects.
+    config.stack_size = 1 << 18;
+    Runner::new(RandomScheduler::new(SCHEDULES), config.clone()).run(program);
+    Runner::new(PctScheduler::new(3, SCHEDULES), config).run(program);
 }
 
 /// A device that notices memory unmapped under queued work, and races.
