@@ -124,6 +124,11 @@ impl Books {
             self.drop_run(offset + len, after_len);
             len += after_len;
         }
+        self.put_run(offset, len, uses);
+    }
+
+    /// A run whose neighbours are not free.
+    fn put_run(&mut self, offset: u64, len: u64, uses: Uses) {
         self.by_size.insert((len, offset));
         self.free.insert(offset, Free { len, uses });
     }
@@ -145,14 +150,19 @@ impl Books {
 
     /// Takes bytes out of a free run; who used them. `None` if they are not all free.
     pub(super) fn carve(&mut self, offset: u64, len: u64) -> Option<Uses> {
-        if !self.is_free(offset, len) {
+        let (at, run) = self.run_around(offset)?;
+        let (end, run_end) = (offset + len, at + run);
+        if end > run_end {
             return None;
         }
-        let (at, run) = self.run_around(offset)?;
         let uses = self.drop_run(at, run)?.uses;
-        self.free_bytes -= run;
-        self.add_free(at, offset - at, uses.clone());
-        self.add_free(offset + len, at + run - offset - len, uses.clone());
+        self.free_bytes -= len;
+        if at < offset {
+            self.put_run(at, offset - at, uses.clone());
+        }
+        if end < run_end {
+            self.put_run(end, run_end - end, uses.clone());
+        }
         Some(uses)
     }
 
@@ -250,8 +260,7 @@ impl Books {
     }
 
     /// The planner's view. Young by age are blocks younger than `youth`.
-    pub(super) fn state(&self, youth: Duration, since_last: Duration) -> State {
-        let now = Instant::now();
+    pub(super) fn state(&self, now: Instant, youth: Duration, since_last: Duration) -> State {
         let mut pieces = Vec::with_capacity(self.by_place.len() + self.held.len());
         for (&offset, id) in &self.by_place {
             let Some(block) = self.blocks.get(id) else {

@@ -262,7 +262,7 @@ impl MovableHeap {
     /// What the planner would see now.
     #[must_use]
     pub fn state(&self) -> State {
-        self.inner.state()
+        self.inner.state(Instant::now())
     }
 
     /// What calls cost, as measured or given.
@@ -329,12 +329,13 @@ impl Inner {
         &**self.pool.device().driver()
     }
 
-    pub(super) fn state(&self) -> State {
+    /// The planner's view at that time.
+    pub(super) fn state(&self, now: Instant) -> State {
         let pool = self.pool.stats();
         let available = self.pool.shared().available();
         let heap = self.heap.lock();
-        let since = heap.last_lazy.elapsed();
-        let mut state = heap.books.state(self.config.youth, since);
+        let since = now.saturating_duration_since(heap.last_lazy);
+        let mut state = heap.books.state(now, self.config.youth, since);
         let unit = heap.books.unit;
         state.idle = pool.idle.min(available) / unit;
         state.creatable = available / unit - state.idle;

@@ -109,7 +109,7 @@ impl Inner {
             };
             self.retire(None);
         }
-        if !self.config.lazy.is_due(&self.state()) {
+        if !self.config.lazy.is_due(&self.state(Instant::now())) {
             return Ok(None);
         }
         let done = self.defragment(stream, self.config.strategy, Goal::Largest, Bound::NONE);
@@ -129,7 +129,7 @@ impl Inner {
         let _turn = self.turn.lock();
         let mut tally = Tally::default();
         self.retire(None);
-        let state = self.state();
+        let state = self.state(Instant::now());
         let n = usize::try_from(bytes.div_ceil(state.granule)).unwrap_or(usize::MAX);
         let hole = |i: usize| state.slots.get(i) == Some(&plan::Slot::Hole);
         let mut start = None;
@@ -166,7 +166,7 @@ impl Inner {
     fn grow_for(&self, len: u64, stream: &Stream) -> Result<()> {
         match self.grow(len, stream) {
             Err(error) if error.is_out_of_memory() => {
-                let state = self.state();
+                let state = self.state(Instant::now());
                 Err(Error::Shortfall(Box::new(plan::shortfall(
                     &state,
                     self.config.strategy,
@@ -184,9 +184,12 @@ impl Inner {
         let mut tally = Tally::default();
         let mut first: Option<(u64, Prediction)> = None;
         let done = self.attempts(order, started, &mut tally, &mut first);
-        self.heap.lock().books.window = None;
+        {
+            let mut heap = self.heap.lock();
+            heap.books.window = None;
+            heap.passes += u64::from(tally.steps > 0);
+        }
         if tally.steps > 0 {
-            self.heap.lock().passes += 1;
             self.fence_stale();
         }
         let (finished, at, id) = done?;
@@ -221,17 +224,17 @@ impl Inner {
         let mut at = 0;
         for _ in 0..ATTEMPTS {
             let planning = Instant::now();
-            let mut state = self.state();
+            let mut state = self.state(planning);
             let mut planned = self.plan(order, &state);
             // Old mappings may stand where the run could.
             if planned.is_err() && !self.heap.lock().stale.is_empty() {
                 tally.calls.unmap += self.retire(None);
-                state = self.state();
+                state = self.state(Instant::now());
                 planned = self.plan(order, &state);
             }
             if planned.is_err() && !self.heap.lock().stale.is_empty() {
                 tally.calls.unmap += self.await_gone(None).unwrap_or(0);
-                state = self.state();
+                state = self.state(Instant::now());
                 planned = self.plan(order, &state);
             }
             let plan = planned.map_err(|why| Error::Shortfall(Box::new(why)))?;
@@ -258,7 +261,8 @@ impl Inner {
     }
 
     fn plan(&self, order: &Order<'_>, state: &State) -> Result<Plan, Shortfall> {
-        let by = |want| plan::plan(state, order.strategy, want, &self.table, &self.config.lazy);
+        let by =
+            |want| plan::plan_sound(state, order.strategy, want, &self.table, &self.config.lazy);
         match order.goal {
             Goal::Contiguous(want) => by(want),
             Goal::Largest => {

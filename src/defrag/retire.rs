@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::books::Books;
 use super::heap::Inner;
 use super::plan::Slot;
-use super::uses::Uses;
+use super::uses::{Fences, Uses};
 use crate::driver::sim::{Nanos, SimDriver};
 use crate::driver::{Driver, DriverResult};
 use crate::pool::Granule;
@@ -28,7 +28,7 @@ pub(super) struct Stale {
     /// Who may still use it at this address.
     pub(super) uses: Uses,
     /// Fences behind their work; `None` if they are to be taken yet.
-    pub(super) fences: Option<Vec<Fence>>,
+    pub(super) fences: Option<Fences>,
     /// The granule, if it is mapped nowhere else.
     pub(super) granule: Option<Granule>,
 }
@@ -48,45 +48,32 @@ impl Stale {
         if self.fences.is_none() {
             self.fences = self.uses.fences().ok();
         }
-        let Some(fences) = &mut self.fences else {
-            return false;
-        };
-        while let Some(last) = fences.last() {
-            if !last.is_done().unwrap_or(false) {
-                return false;
-            }
-            fences.pop();
-        }
-        true
+        self.fences.as_mut().is_some_and(Fences::have_passed)
     }
 }
 
 impl Inner {
-    /// Takes fences for old mappings that have none, one a stream.
+    /// Takes fences for old mappings that have none, one a stream. The caller has the turn.
     pub(super) fn fence_stale(&self) {
-        let mut waiting: Vec<Stale> = Vec::new();
-        {
-            let mut heap = self.heap.lock();
-            let (with, without) = std::mem::take(&mut heap.stale)
-                .into_iter()
-                .partition(|s: &Stale| s.fences.is_some());
-            heap.stale = with;
-            waiting.extend::<Vec<Stale>>(without);
+        let mut all = Uses::default();
+        let without = |stale: &&mut Stale| stale.fences.is_none();
+        for stale in self.heap.lock().stale.iter_mut().filter(without) {
+            all.join(&stale.uses);
         }
-        let mut known: Vec<(Stream, Fence)> = Vec::new();
-        for stale in &mut waiting {
-            let fence_of = |stream: &Stream, known: &mut Vec<(Stream, Fence)>| {
-                if let Some((_, fence)) = known.iter().find(|(s, _)| s == stream) {
-                    return Ok(fence.clone());
-                }
-                let fence = stream.fence()?;
-                known.push((stream.clone(), fence.clone()));
-                Ok::<_, Error>(fence)
-            };
-            let fences = stale.uses.iter().map(|s| fence_of(s, &mut known));
-            stale.fences = fences.collect::<Result<_>>().ok();
+        let mut taken: Vec<(&Stream, Fence)> = Vec::new();
+        for stream in all.iter() {
+            if let Ok(fence) = stream.fence() {
+                taken.push((stream, fence));
+            }
         }
-        self.heap.lock().stale.extend(waiting);
+        let fence_of = |stream: &Stream| {
+            let found = taken.iter().find(|(other, _)| *other == stream);
+            found.map(|(_, fence)| fence.clone())
+        };
+        // The same ones: the caller has the turn.
+        for stale in self.heap.lock().stale.iter_mut().filter(without) {
+            stale.fences = stale.uses.iter().map(fence_of).collect();
+        }
     }
 
     /// Unmaps old mappings that no work uses any more, or only those of some slots; neighbours in one
@@ -105,12 +92,9 @@ impl Inner {
         let mut passed: Vec<Stale> = Vec::with_capacity(idle.len());
         let mut last: Option<(Fence, bool)> = None;
         for mut stale in idle.drain(..) {
-            let known = match (stale.fences.as_deref(), &last) {
-                (Some([only]), Some((fence, done))) if only.is_same(fence) => Some(*done),
-                _ => None,
-            };
-            let single = match stale.fences.as_deref() {
-                Some([only]) => Some(only.clone()),
+            let single = stale.fences.as_ref().and_then(Fences::single).cloned();
+            let known = match (&single, &last) {
+                (Some(only), Some((fence, done))) if only.is_same(fence) => Some(*done),
                 _ => None,
             };
             let done = wanted(&stale) && known.unwrap_or_else(|| stale.is_idle());

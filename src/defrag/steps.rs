@@ -1,7 +1,8 @@
 //! The steps of a plan, each done wholly or not at all. Before a step its plan is compared with what
 //! is there, since other threads go on meanwhile; behind its last driver call the books change.
 
-use super::heap::Inner;
+use super::books::Books;
+use super::heap::{HeapState, Inner};
 use super::pass::Tally;
 use super::plan::{BULK, Move, Remapping, Slot, Source, Step};
 use super::retire::Stale;
@@ -30,6 +31,16 @@ struct Leg {
     /// From the pool.
     granule: Option<Granule>,
     range: VaRange,
+}
+
+impl Leg {
+    /// Both of its slots as they were.
+    fn unbook(&self, books: &mut Books) {
+        books.slots[self.to] = Slot::Hole;
+        if let Source::Slot(from) = self.from {
+            books.slots[from] = Slot::Mapped;
+        }
+    }
 }
 
 impl Inner {
@@ -151,15 +162,15 @@ impl Inner {
 
     /// Maps granules at holes: their old mappings stay until queued work is done.
     fn map_step(&self, stream: &Stream, list: &[Remapping], tally: &mut Tally) -> Result<Went> {
-        let from_pool = list.iter().filter(|one| one.from == Source::Pool).count();
-        let unit = self.heap.lock().books.unit;
         // The pool first: it may ask everybody for memory.
-        let lens = vec![unit; from_pool];
-        let mut fresh = match from_pool {
+        let mut fresh = match list.iter().filter(|one| one.from == Source::Pool).count() {
             0 => Vec::new(),
-            _ => self.pool.shared().take_exactly(&lens)?,
+            n => {
+                let unit = self.heap.lock().books.unit;
+                self.pool.shared().take_exactly(&vec![unit; n])?
+            }
         };
-        let Some(mut legs) = self.start_legs(list, &mut fresh)? else {
+        let Some(legs) = self.start_legs(list, &mut fresh) else {
             return Ok(Went::Outdated);
         };
         let mut mapped = 0;
@@ -169,85 +180,125 @@ impl Inner {
             self.undo_legs(stream, legs, mapped, zeroed);
             return Err(error);
         }
-        let mut heap = self.heap.lock();
-        for leg in &mut legs {
-            let mut uses = std::mem::take(&mut leg.uses);
-            let granule = match leg.from {
-                Source::Slot(from) => {
-                    heap.stale.push(Stale::new(from, uses.clone()));
-                    heap.granules[from].take()
-                }
-                Source::Pool => {
-                    if zeroed {
-                        uses.add(stream);
-                    }
-                    tally.extra_memory += unit;
-                    leg.granule.take().map(|mut granule| {
-                        granule.set_mapped();
-                        granule
-                    })
-                }
-            };
-            heap.granules[leg.to] = granule;
-            heap.books.slots[leg.to] = Slot::Mapped;
-            let at = heap.books.slot_at(leg.to);
-            heap.books.add_free(at, unit, uses);
-        }
-        heap.remapped += legs.len() as u64;
-        tally.remapped += legs.len() as u64;
+        self.enter_legs(stream, legs, zeroed, tally);
         Ok(Went::Done)
     }
 
-    /// Takes all granules of a step out of the books, or none.
-    fn start_legs(&self, list: &[Remapping], fresh: &mut Vec<Granule>) -> Result<Option<Vec<Leg>>> {
+    /// Books granules as mapped at their new addresses, and free.
+    fn enter_legs(&self, stream: &Stream, legs: Vec<Leg>, zeroed: bool, tally: &mut Tally) {
+        tally.remapped += legs.len() as u64;
         let mut heap = self.heap.lock();
         let unit = heap.books.unit;
-        let as_planned = list.iter().all(|one| {
-            let books = &heap.books;
-            let source = match one.from {
-                Source::Slot(from) => {
-                    books.slots.get(from) == Some(&Slot::Mapped)
-                        && books.is_free(books.slot_at(from), unit)
+        heap.remapped += legs.len() as u64;
+        heap.stale.reserve(legs.len());
+        // Neighbours are entered as one.
+        let mut run: Option<(u64, u64, Uses)> = None;
+        for mut leg in legs {
+            if leg.from == Source::Pool {
+                if zeroed {
+                    leg.uses.add(stream);
                 }
-                Source::Pool => true,
+                leg.granule.iter_mut().for_each(Granule::set_mapped);
+                tally.extra_memory += unit;
+            }
+            heap.books.slots[leg.to] = Slot::Mapped;
+            let at = heap.books.slot_at(leg.to);
+            match &mut run {
+                Some((start, len, uses)) if *start + *len == at => {
+                    *len += unit;
+                    uses.join(&leg.uses);
+                }
+                other => {
+                    if let Some((at, len, uses)) = other.replace((at, unit, leg.uses.clone())) {
+                        heap.books.add_free(at, len, uses);
+                    }
+                }
+            }
+            heap.granules[leg.to] = match leg.from {
+                Source::Slot(from) => {
+                    heap.stale.push(Stale::new(from, leg.uses));
+                    heap.granules[from].take()
+                }
+                Source::Pool => leg.granule,
             };
-            source && books.slots.get(one.to) == Some(&Slot::Hole)
-        });
-        if !as_planned {
-            return Ok(None);
         }
+        if let Some((at, len, uses)) = run {
+            heap.books.add_free(at, len, uses);
+        }
+    }
+
+    /// Takes all granules of a step out of the books, or none.
+    fn start_legs(&self, list: &[Remapping], fresh: &mut Vec<Granule>) -> Option<Vec<Leg>> {
+        let mut heap = self.heap.lock();
+        let HeapState {
+            books, granules, ..
+        } = &mut *heap;
+        let unit = books.unit;
         let mut legs = Vec::with_capacity(list.len());
-        for one in list {
-            let at = heap.books.slot_at(one.to);
-            let found = match one.from {
-                Source::Slot(from) => heap.granules[from].as_ref().map(|g| (g.phys(), None)),
-                Source::Pool => fresh.pop().map(|g| (g.phys(), Some(g))),
+        // Where they are, and whose they are.
+        let mut sources: Vec<(u64, usize)> = Vec::with_capacity(list.len());
+        let as_planned = list.iter().all(|one| {
+            let Some(leg) = self.book_leg(one, books, granules, fresh) else {
+                return false;
             };
-            // Checked above; a plan that names a slot twice ends here.
-            let (Some((phys, granule)), Some(range)) = (found, self.range(at, unit)) else {
-                drop(heap);
-                self.return_legs(legs);
-                return Ok(None);
-            };
-            let uses = match one.from {
-                Source::Slot(from) => {
-                    heap.books.slots[from] = Slot::Busy;
-                    let at = heap.books.slot_at(from);
-                    heap.books.carve(at, unit).unwrap_or_default()
+            if let Source::Slot(from) = one.from {
+                sources.push((books.slot_at(from), legs.len()));
+            }
+            legs.push(leg);
+            true
+        });
+        // The planner takes them from the high end.
+        sources.reverse();
+        sources.sort_unstable();
+        let places: Vec<(u64, u64)> = sources.iter().map(|(at, _)| (*at, unit)).collect();
+        match as_planned.then(|| books.carve_all(&places)).flatten() {
+            Some(uses) => {
+                for ((_, leg), uses) in sources.into_iter().zip(uses) {
+                    legs[leg].uses = uses;
                 }
-                Source::Pool => Uses::default(),
-            };
-            heap.books.slots[one.to] = Slot::Busy;
-            legs.push(Leg {
-                to: one.to,
-                from: one.from,
-                phys,
-                uses,
-                granule,
-                range,
-            });
+                Some(legs)
+            }
+            None => {
+                legs.iter().for_each(|leg: &Leg| leg.unbook(books));
+                drop(heap);
+                // What came from the pool goes back with them.
+                None
+            }
         }
-        Ok(Some(legs))
+    }
+
+    /// Books both slots of a granule as busy, so that none is taken twice, if it can go from one to the other.
+    fn book_leg(
+        &self,
+        one: &Remapping,
+        books: &mut Books,
+        granules: &[Option<Granule>],
+        fresh: &mut Vec<Granule>,
+    ) -> Option<Leg> {
+        let hole = books.slots.get(one.to) == Some(&Slot::Hole);
+        let range = self.range(books.slot_at(one.to), books.unit);
+        let range = range.filter(|_| hole)?;
+        let (phys, granule) = match one.from {
+            Source::Slot(from) => {
+                let mapped = books.slots.get(from) == Some(&Slot::Mapped);
+                let granule = granules.get(from)?.as_ref().filter(|_| mapped)?;
+                books.slots[from] = Slot::Busy;
+                (granule.phys(), None)
+            }
+            Source::Pool => {
+                let granule = fresh.pop()?;
+                (granule.phys(), Some(granule))
+            }
+        };
+        books.slots[one.to] = Slot::Busy;
+        Some(Leg {
+            to: one.to,
+            from: one.from,
+            phys,
+            uses: Uses::default(),
+            granule,
+            range,
+        })
     }
 
     fn map_legs(
@@ -264,8 +315,7 @@ impl Inner {
             tally.calls.map += 1;
             *mapped += 1;
         }
-        let ranges: Vec<VaRange> = legs.iter().map(|leg| leg.range).collect();
-        self.open(&ranges, tally)?;
+        self.open(legs.iter().map(|leg| leg.range).collect(), tally)?;
         if self.pool.shared().zeroes() {
             let dirty = legs
                 .iter()
@@ -279,10 +329,12 @@ impl Inner {
     }
 
     /// Sets access, one call for each stretch of neighbours.
-    fn open(&self, ranges: &[VaRange], tally: &mut Tally) -> Result<()> {
-        let mut sorted = ranges.to_vec();
-        sorted.sort_unstable_by_key(|range| range.start());
-        let mut rest = sorted.into_iter().peekable();
+    fn open(&self, mut ranges: Vec<VaRange>, tally: &mut Tally) -> Result<()> {
+        // As a window's holes are.
+        if !ranges.is_sorted_by_key(|range| range.start()) {
+            ranges.sort_unstable_by_key(|range| range.start());
+        }
+        let mut rest = ranges.into_iter().peekable();
         while let Some(first) = rest.next() {
             let mut len = first.len();
             let mut end = first.end();
@@ -335,9 +387,8 @@ impl Inner {
         let unit = heap.books.unit;
         let mut back = Vec::new();
         for leg in legs {
-            heap.books.slots[leg.to] = Slot::Hole;
+            leg.unbook(&mut heap.books);
             if let Source::Slot(from) = leg.from {
-                heap.books.slots[from] = Slot::Mapped;
                 let at = heap.books.slot_at(from);
                 heap.books.add_free(at, unit, leg.uses);
             }
@@ -445,7 +496,6 @@ impl Inner {
             tally.calls.map += 1;
             mapped.push((*to, range));
         }
-        let ranges: Vec<VaRange> = mapped.iter().map(|m| m.1).collect();
-        self.open(&ranges, tally)
+        self.open(mapped.iter().map(|m| m.1).collect(), tally)
     }
 }

@@ -42,7 +42,44 @@ impl Uses {
     }
 
     /// A fence behind the work that each has queued.
-    pub(super) fn fences(&self) -> Result<Vec<Fence>> {
+    pub(super) fn fences(&self) -> Result<Fences> {
         self.iter().map(Stream::fence).collect()
+    }
+}
+
+/// A few fences; nearly always one, so that no vector is made for it.
+#[derive(Default, Debug)]
+pub(super) struct Fences {
+    first: Option<Fence>,
+    others: Vec<Fence>,
+}
+
+impl Fences {
+    /// The fence, if it is the only one.
+    pub(super) fn single(&self) -> Option<&Fence> {
+        self.first.as_ref().filter(|_| self.others.is_empty())
+    }
+
+    /// Whether all have passed. What cannot be asked has not, and what has is not asked again.
+    pub(super) fn have_passed(&mut self) -> bool {
+        let has = |fence: Option<&Fence>| fence.is_none_or(|f| f.is_done().unwrap_or(false));
+        while has(self.others.last()) {
+            if self.others.pop().is_none() {
+                let passed = has(self.first.as_ref());
+                self.first.take_if(|_| passed);
+                return passed;
+            }
+        }
+        false
+    }
+}
+
+impl FromIterator<Fence> for Fences {
+    fn from_iter<I: IntoIterator<Item = Fence>>(fences: I) -> Self {
+        let mut fences = fences.into_iter();
+        Self {
+            first: fences.next(),
+            others: fences.collect(),
+        }
     }
 }

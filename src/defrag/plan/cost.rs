@@ -116,7 +116,6 @@ pub(super) struct Calls {
     /// Making it usable at another address.
     open: Nanos,
     close: Nanos,
-    create: Nanos,
 }
 
 impl Calls {
@@ -124,7 +123,6 @@ impl Calls {
         Self {
             open: table.open(state.granule, state.peers),
             close: table.close(state.granule, state.peers),
-            create: table.create(state.granule),
         }
     }
 }
@@ -160,7 +158,7 @@ impl Planner<'_> {
     /// The device takes no less for whatever pieces of the state of so many bytes or more; zero if
     /// there are such of both kinds, of which each takes its share.
     pub(super) fn least_of_kind(&self, bytes: u64) -> Nanos {
-        let all = self.survey().all();
+        let all = self.survey().all(self.state);
         match (all.bulks, all.smalls) {
             (_, 0) => from(&self.table.copy, bytes),
             (0, _) => from(&self.table.batch, bytes),
@@ -174,8 +172,10 @@ impl Planner<'_> {
 
     /// What so many granules cost to come from the pool.
     fn fetched(&self, n: u64) -> Nanos {
-        let created = n.saturating_sub(self.state.idle);
-        self.times(self.calls.create, created)
+        match n.saturating_sub(self.state.idle) {
+            0 => Nanos::ZERO,
+            created => self.times(self.table.create(self.state.granule), created),
+        }
     }
 
     /// What [`predict`](Self::predict) says of a window without planning it: a load that takes the

@@ -12,6 +12,7 @@ mod places;
 mod slide;
 mod state;
 mod survey;
+mod sweep;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -21,7 +22,8 @@ pub use state::{Piece, Slot, State};
 
 use cost::Calls;
 use survey::Survey;
-use window::{Mode, Span};
+use sweep::Span;
+use window::Mode;
 
 /// A way to make free memory contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -202,10 +204,25 @@ pub fn plan(
     table: &CostTable,
     lazy: &Lazy,
 ) -> Result<Plan, Shortfall> {
+    match state.is_sound() {
+        true => plan_sound(state, strategy, want, table, lazy),
+        false => Err(shortfall(state, strategy, want)),
+    }
+}
+
+/// The same for a state that is sound, as that of books is.
+pub(super) fn plan_sound(
+    state: &State,
+    strategy: Strategy,
+    want: u64,
+    table: &CostTable,
+    lazy: &Lazy,
+) -> Result<Plan, Shortfall> {
+    debug_assert!(state.is_sound());
     let planner = Planner::new(state, table);
     let rounded = crate::units::round_up(want.max(1), state.align.max(1));
     let made = match rounded {
-        Some(want) if state.is_sound() && want <= state.len() => planner.by(strategy, want, lazy),
+        Some(want) if want <= state.len() => planner.by(strategy, want, lazy),
         _ => None,
     };
     made.map(|found| Plan {
@@ -342,24 +359,7 @@ impl Planner<'_> {
                 }
                 return best;
             }
-            Strategy::Hybrid => {
-                // In this order: what one found is a bound that spares the next most of its work, and
-                // what there are many of, small pieces, is copied.
-                self.windows(want, Mode::EVACUATE, &mut best, None);
-                self.windows(want, Mode::REMAP, &mut best, None);
-                // Sliding an interval never copies less than emptying the window in it; but it finds
-                // room where that does not, and the device starts while later levels are booked.
-                self.slide(want, &mut best);
-                // Where addresses are short.
-                self.windows(want, Mode::SHIFT, &mut best, None);
-                // Windows that are remapped in one part and emptied in another, at the same time.
-                let most = best
-                    .as_ref()
-                    .map(|single| Nanos(single.time().0.saturating_mul(MIX_PERMILLE) / 1000));
-                let mut mixed = None;
-                self.windows(want, Mode::MIXED, &mut mixed, most);
-                best = mixed.or(best);
-            }
+            Strategy::Hybrid => best = self.hybrid(want),
         }
         if best.is_none() {
             // Footprint last: new memory only where what is there does not do.
@@ -371,5 +371,29 @@ impl Planner<'_> {
             self.windows(want, Mode::ALL, &mut best, None);
         }
         best
+    }
+
+    /// The cheapest without new memory.
+    fn hybrid(&self, want: u64) -> Option<Found> {
+        let mut best = None;
+        // In this order: what one found is a bound that spares the next most of its work, and
+        // what there are many of, small pieces, is copied. What remapping takes is known exactly
+        // before it is planned, and few windows are without pieces: so it is the first bound.
+        let remaps = self.cheapest(want, Mode::REMAP, &self.limit(Nanos(u64::MAX)));
+        let most = remaps.first().map(|one| one.least);
+        self.windows(want, Mode::EVACUATE, &mut best, most);
+        self.attempt(&remaps, want, Mode::REMAP, &mut best, None);
+        // Sliding an interval never copies less than emptying the window in it; but it finds
+        // room where that does not, and the device starts while later levels are booked.
+        self.slide(want, &mut best);
+        // Where addresses are short.
+        self.windows(want, Mode::SHIFT, &mut best, None);
+        // Windows that are remapped in one part and emptied in another, at the same time.
+        let most = best
+            .as_ref()
+            .map(|single| Nanos(single.time().0.saturating_mul(MIX_PERMILLE) / 1000));
+        let mut mixed = None;
+        self.windows(want, Mode::MIXED, &mut mixed, most);
+        mixed.or(best)
     }
 }

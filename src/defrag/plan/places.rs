@@ -21,13 +21,26 @@ impl Planner<'_> {
         if n == 0 {
             return Vec::new();
         }
-        self.work(self.state.slots.len());
-        let survey = self.survey();
-        let is_empty = |i: usize| survey.is_empty(i) && !window.contains(&i);
-        let mut runs = runs_of(self.state.slots.len(), is_empty);
-        runs.sort_by_key(|(at, len)| (*len, usize::MAX - at));
-        let slots = runs.into_iter().flat_map(|(at, len)| (at..at + len).rev());
-        slots.take(n).collect()
+        let empty = &self.survey().empty;
+        self.work(empty.len());
+        let mut runs = Vec::with_capacity(empty.len() + 1);
+        for run in empty.iter().rev() {
+            let (at, end) = (run.slot, run.slot + run.n);
+            let parts = [(at.max(window.end), end), (at, end.min(window.start))];
+            let parts = parts.into_iter().filter(|(at, end)| at < end);
+            runs.extend(parts.map(|(at, end)| (at, end - at)));
+        }
+        let key = |run: &(usize, usize)| (run.1, usize::MAX - run.0);
+        // Mostly they are of one length, and in order.
+        if !runs.is_sorted_by_key(key) {
+            runs.sort_unstable_by_key(key);
+        }
+        let mut slots = Vec::with_capacity(n.min(self.state.slots.len()));
+        for (at, len) in runs {
+            let some = len.min(n - slots.len());
+            slots.extend((at + len - some..at + len).rev());
+        }
+        slots
     }
 
     /// `n` slots outside of the window that become empty when the fewest bytes are copied away.
@@ -146,6 +159,8 @@ struct Places {
     /// What is left of runs that were taken from.
     rests: BTreeSet<(u64, u64)>,
     lowest: bool,
+    /// What was looked for last, and the first run that may hold another such.
+    last: (u64, u64, usize),
 }
 
 impl Places {
@@ -159,6 +174,7 @@ impl Places {
             runs,
             rests: BTreeSet::new(),
             lowest,
+            last: (0, 0, 0),
         }
     }
 
@@ -183,9 +199,14 @@ impl Places {
         };
         let least = if lowest { (0, 0) } else { (len, 0) };
         let rest = self.rests.range(least..).copied().find(fits);
-        let mut i = self.runs.partition_point(|run| *run < least);
+        // Mostly many of one length are looked for in turn, and none before the last one's run holds one.
+        let mut i = match self.last {
+            (last, aligned, i) if (last, aligned) == (len, align) => i,
+            _ => self.runs.partition_point(|run| *run < least),
+        };
         let run = loop {
             i = self.whole(i);
+            self.last = (len, align, i);
             match self.runs.get(i) {
                 Some(run) if rest.is_some_and(|rest| rest < *run) => break rest?,
                 Some(run) if fits(run) => {

@@ -109,12 +109,10 @@ impl Planner<'_> {
     fn stretches(&self) -> Vec<(u64, u64, std::ops::Range<usize>)> {
         let state = self.state;
         let mut barriers: Vec<(u64, u64)> = Vec::new();
-        let mut end = 0;
-        for stretch in state.slots.chunk_by(|a, b| a == b) {
-            let start = end;
-            end += stretch.len() as u64 * state.granule;
-            if stretch.first() != Some(&Slot::Mapped) {
-                barriers.push((start, end));
+        for (slot, slots) in state.stretches() {
+            if slot != Slot::Mapped {
+                let edges = [slots.start, slots.end].map(|slot| slot as u64 * state.granule);
+                barriers.push(edges.into());
             }
         }
         let fixed = state.pieces.iter().filter(|p| !p.movable);

@@ -108,11 +108,10 @@ impl State {
     pub fn free_runs(&self) -> Vec<(u64, u64)> {
         let mut runs = Vec::with_capacity(self.pieces.len() + 1);
         let mut pieces = self.pieces.iter().peekable();
-        let mut end = 0;
-        for stretch in self.slots.chunk_by(|a, b| a == b) {
-            let mut free = end;
-            end += stretch.len() as u64 * self.granule;
-            if stretch.first() != Some(&Slot::Mapped) {
+        for (slot, slots) in self.stretches() {
+            let mut free = slots.start as u64 * self.granule;
+            let end = slots.end as u64 * self.granule;
+            if slot != Slot::Mapped {
                 continue;
             }
             while let Some(piece) = pieces.next_if(|p| p.offset < end) {
@@ -164,14 +163,47 @@ impl State {
         })
     }
 
-    /// The slots that some bytes lie in.
-    pub(super) fn touched(&self, offset: u64, len: u64) -> std::ops::Range<usize> {
+    /// Slots of one kind side by side, as many as can be.
+    pub(super) fn stretches(&self) -> impl Iterator<Item = (Slot, std::ops::Range<usize>)> {
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let rest = &self.slots[start..];
+            let kind = *rest.first()?;
+            let slots = start..start + same(rest, kind);
+            start = slots.end;
+            Some((kind, slots))
+        })
+    }
+
+    /// The slots that lie in some bytes.
+    pub(super) fn within(&self, offset: u64, len: u64) -> std::ops::Range<usize> {
+        let first = self.slot(offset + (self.granule - 1));
+        first..self.slot(offset + len).max(first)
+    }
+
+    fn slot(&self, at: u64) -> usize {
         // A power of two; a division for each piece would be most of the planner's time.
         let shift = self.granule.trailing_zeros() & 63;
-        let slot = |at: u64| usize::try_from(at >> shift).unwrap_or(usize::MAX);
+        usize::try_from(at >> shift).unwrap_or(usize::MAX)
+    }
+
+    /// The slots that some bytes lie in.
+    pub(super) fn touched(&self, offset: u64, len: u64) -> std::ops::Range<usize> {
         match len {
             0 => 0..0,
-            _ => slot(offset)..slot(offset + (len - 1)).saturating_add(1),
+            _ => self.slot(offset)..self.slot(offset + (len - 1)).saturating_add(1),
         }
     }
 }
+
+/// How many slots at the front are of that kind.
+fn same(slots: &[Slot], kind: Slot) -> usize {
+    // A heap has far fewer stretches than slots: without a way out of a row, rows are compared at once.
+    let is_same = |row: &&[Slot]| row.iter().fold(true, |all, slot| all & (*slot == kind));
+    let rows = slots.chunks_exact(ROW).take_while(is_same).count() * ROW;
+    let more = slots[rows..].iter().take_while(|slot| **slot == kind);
+    rows + more.count()
+}
+
+/// Slots compared at once.
+const ROW: usize = 32;

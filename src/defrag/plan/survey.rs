@@ -20,22 +20,49 @@ pub(super) struct OfPieces {
     pub(super) granules: u64,
 }
 
-/// Sums over the slots before one.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct OfSlots {
-    pub(super) holes: u64,
-    pub(super) busy: u64,
-    /// Mapped slots in which nothing is live.
-    pub(super) empty: u64,
+/// Where slots of another kind start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    /// Its first byte and slot.
+    pub(super) at: u64,
+    slot: usize,
+    kind: Slot,
+    /// Holes and busy slots before it.
+    holes: usize,
+    busy: usize,
+}
+
+impl Cut {
+    /// Holes and busy slots before a slot that is not before this cut, nor behind the next one.
+    pub(super) fn before(&self, slot: usize) -> (usize, usize) {
+        let more = slot - self.slot;
+        match self.kind {
+            Slot::Hole => (self.holes + more, self.busy),
+            Slot::Busy => (self.holes, self.busy + more),
+            Slot::Mapped => (self.holes, self.busy),
+        }
+    }
+}
+
+/// Mapped slots side by side in which nothing is live.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Empty {
+    pub(super) slot: usize,
+    pub(super) n: usize,
+    /// Such slots before it.
+    before: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Survey {
-    pieces: Vec<OfPieces>,
-    slots: Vec<OfSlots>,
+    /// Ascending; the last one is the end of all slots.
+    pub(super) cuts: Vec<Cut>,
     /// Free runs by ascending place.
     pub(super) runs: Vec<(u64, u64)>,
-    /// Few plans need it.
+    /// Those that have whole slots, by ascending place.
+    pub(super) empty: Vec<Empty>,
+    /// Remapping looks at no piece, so needs none of these; and few plans need the other.
+    pieces: OnceCell<Vec<OfPieces>>,
     clearable: OnceCell<Clearable>,
 }
 
@@ -50,70 +77,58 @@ pub(super) struct Clearable {
 
 impl Survey {
     pub(super) fn new(state: &State) -> Self {
-        let mut sum = OfPieces::default();
-        let mut pieces = Vec::with_capacity(state.pieces.len() + 1);
-        pieces.push(sum);
-        let unaligned = state.granule - 1;
-        for piece in &state.pieces {
-            if piece.movable {
-                sum.load.add(piece.len);
-                sum.movable += 1;
-                sum.old += u64::from(!piece.young);
-                if (piece.offset | piece.len) & unaligned == 0 {
-                    sum.whole += 1;
-                    sum.granules += state.touched(piece.offset, piece.len).len() as u64;
-                }
+        let runs = state.free_runs();
+        let mut empty = Vec::with_capacity(runs.len());
+        let mut before = 0;
+        for (at, len) in &runs {
+            let slots = state.within(*at, *len);
+            if !slots.is_empty() {
+                let (slot, n) = (slots.start, slots.len());
+                empty.push(Empty { slot, n, before });
+                before += n;
             }
-            pieces.push(sum);
         }
         Self {
-            pieces,
-            slots: of_slots(state),
-            runs: state.free_runs(),
+            cuts: cuts(state),
+            runs,
+            empty,
+            pieces: OnceCell::new(),
             clearable: OnceCell::new(),
         }
     }
 
-    pub(super) fn of_pieces(&self, range: &Range<usize>) -> OfPieces {
-        let (a, b) = (&self.pieces[range.start], &self.pieces[range.end]);
-        OfPieces {
-            load: b.load.since(&a.load),
-            movable: b.movable - a.movable,
-            old: b.old - a.old,
-            whole: b.whole - a.whole,
-            granules: b.granules - a.granules,
-        }
+    fn pieces(&self, state: &State) -> &[OfPieces] {
+        self.pieces.get_or_init(|| of_pieces(state))
     }
 
-    /// Whether every piece of the range may be moved.
-    pub(super) fn all_movable(&self, range: &Range<usize>) -> bool {
-        let (a, b) = (&self.pieces[range.start], &self.pieces[range.end]);
-        b.movable - a.movable == range.len() as u64
-    }
-
-    pub(super) fn of_slots(&self, range: &Range<usize>) -> OfSlots {
-        let (a, b) = (&self.slots[range.start], &self.slots[range.end]);
-        OfSlots {
-            holes: b.holes - a.holes,
-            busy: b.busy - a.busy,
-            empty: b.empty - a.empty,
-        }
-    }
-
-    pub(super) fn is_empty(&self, slot: usize) -> bool {
-        self.slots[slot].empty < self.slots[slot + 1].empty
-    }
-
-    /// Empty slots outside of a window in which so many are.
-    pub(super) fn donors(&self, inside: u64) -> u64 {
-        self.slots.last().map_or(0, |all| all.empty) - inside
+    /// The sums before the first of some pieces and behind the last.
+    pub(super) fn around(&self, state: &State, range: &Range<usize>) -> (&OfPieces, &OfPieces) {
+        let pieces = self.pieces(state);
+        (&pieces[range.start], &pieces[range.end])
     }
 
     /// What all movable pieces come to.
-    pub(super) fn all(&self) -> Load {
-        self.pieces
-            .last()
-            .map_or_else(Load::default, |all| all.load)
+    pub(super) fn all(&self, state: &State) -> Load {
+        let all = self.pieces(state).last();
+        all.map_or_else(Load::default, |all| all.load)
+    }
+
+    /// How many of `n` empty slots are not to be had outside of a window with so many holes.
+    pub(super) fn lacking(&self, n: u64, window: &Range<usize>, holes: u64) -> u64 {
+        let all = self.empty.last().map_or(0, |last| last.before + last.n) as u64;
+        let most = window.len() as u64 - holes;
+        // Mostly there are enough, whichever of those in the window are empty.
+        if all >= n + most {
+            return 0;
+        }
+        let inside = self.empty_before(window.end) - self.empty_before(window.start);
+        n.saturating_sub(all - inside as u64)
+    }
+
+    fn empty_before(&self, slot: usize) -> usize {
+        let before = self.empty.partition_point(|empty| empty.slot < slot);
+        let last = self.empty[..before].last();
+        last.map_or(0, |last| last.before + last.n.min(slot - last.slot))
     }
 
     pub(super) fn clearable(&self, state: &State) -> &Clearable {
@@ -121,45 +136,43 @@ impl Survey {
     }
 }
 
-/// Stretch by stretch, since a heap has far fewer of them than slots.
-fn of_slots(state: &State) -> Vec<OfSlots> {
-    let mut all = Vec::with_capacity(state.slots.len() + 1);
-    let mut sum = OfSlots::default();
-    all.push(sum);
-    let mut fill = |end: usize, each: OfSlots| {
-        let (more, from) = ((end + 1).saturating_sub(all.len()), sum);
-        let after = |n: u64| OfSlots {
-            holes: from.holes + n * each.holes,
-            busy: from.busy + n * each.busy,
-            empty: from.empty + n * each.empty,
-        };
-        all.extend((0..more as u64).map(|i| after(i + 1)));
-        sum = after(more as u64);
+fn cuts(state: &State) -> Vec<Cut> {
+    let mut cuts = Vec::with_capacity(8);
+    let mut cut = Cut {
+        at: 0,
+        slot: 0,
+        kind: Slot::Mapped,
+        holes: 0,
+        busy: 0,
     };
-    let [holes, busy, empty] = [(1, 0, 0), (0, 1, 0), (0, 0, 1)].map(|n| OfSlots {
-        holes: n.0,
-        busy: n.1,
-        empty: n.2,
-    });
-    let mut pieces = state.pieces.iter().map(|p| state.touched(p.offset, p.len));
-    let mut next = pieces.next();
-    let mut end = 0;
-    for stretch in state.slots.chunk_by(|a, b| a == b) {
-        end += stretch.len();
-        match stretch.first() {
-            Some(Slot::Hole) => fill(end, holes),
-            Some(Slot::Busy) => fill(end, busy),
-            _ => {
-                while let Some(touched) = next.take_if(|touched| touched.start < end) {
-                    fill(touched.start, empty);
-                    fill(touched.end, OfSlots::default());
-                    next = pieces.next();
-                }
-                fill(end, empty);
+    for (kind, slots) in state.stretches() {
+        cut.kind = kind;
+        cuts.push(cut);
+        (cut.holes, cut.busy) = cut.before(slots.end);
+        (cut.slot, cut.at) = (slots.end, slots.end as u64 * state.granule);
+    }
+    cuts.push(cut);
+    cuts
+}
+
+fn of_pieces(state: &State) -> Vec<OfPieces> {
+    let mut sum = OfPieces::default();
+    let mut pieces = Vec::with_capacity(state.pieces.len() + 1);
+    pieces.push(sum);
+    let unaligned = state.granule - 1;
+    for piece in &state.pieces {
+        if piece.movable {
+            sum.load.add(piece.len);
+            sum.movable += 1;
+            sum.old += u64::from(!piece.young);
+            if (piece.offset | piece.len) & unaligned == 0 {
+                sum.whole += 1;
+                sum.granules += state.touched(piece.offset, piece.len).len() as u64;
             }
         }
+        pieces.push(sum);
     }
-    all
+    pieces
 }
 
 fn clearable(state: &State) -> Clearable {

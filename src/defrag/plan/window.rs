@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::cost::Load;
-use super::survey::{OfPieces, OfSlots};
-use super::{Found, Planner, Remapping, Slot, Source, Step, keep};
+use super::sweep::Span;
+use super::{Found, Piece, Planner, Remapping, Slot, Source, Step, keep};
 use crate::driver::cost::Nanos;
 
 /// Windows of a mode that are planned before giving up.
@@ -99,22 +99,6 @@ impl Mode {
     }
 }
 
-/// A stretch of addresses that may become the run: nothing in it is busy or may not move.
-#[derive(Debug)]
-pub(super) struct Span {
-    at: u64,
-    /// The pieces that have a byte in it: from this one, to before that one.
-    first: usize,
-    last: usize,
-    slots: OfSlots,
-}
-
-impl Span {
-    pub(super) const fn pieces(&self) -> Range<usize> {
-        self.first..self.last
-    }
-}
-
 /// A span that a mode allows, and the least that it can cost: in most cases exactly what it will.
 pub(super) struct Candidate {
     at: u64,
@@ -162,20 +146,35 @@ impl Planner<'_> {
             None => u64::MAX,
         };
         let limit = self.limit(most.unwrap_or(Nanos(u64::MAX)).min(Nanos(below)));
-        let placed;
-        let (len, spans) = match mode.class {
-            None => (want, self.spans(want)),
-            Some(class) => {
-                let places = (0..self.state.len() / class.max(1)).map(|i| i * class);
-                placed = self.spans_at(places, class);
-                (class, &placed[..])
+        let few = self.cheapest(want, mode, &limit);
+        self.attempt(&few, want, mode, best, most);
+    }
+
+    /// The windows of a mode that are to be planned, the cheapest first.
+    pub(super) fn cheapest(&self, want: u64, mode: Mode, limit: &Limit) -> Vec<Candidate> {
+        let len = mode.class.unwrap_or(want);
+        let some;
+        let spans = match mode {
+            Mode { class: Some(_), .. } => {
+                some = self.spans_at_multiples(len);
+                &some[..]
             }
+            // Most windows have pieces.
+            Mode {
+                copy: false,
+                shift: false,
+                ..
+            } => {
+                some = self.spans_between_pieces(len);
+                &some[..]
+            }
+            _ => self.spans(len),
         };
         self.work(spans.len());
         let mut known = Known::default();
         let mut few: Vec<Candidate> = Vec::with_capacity(TRIES);
         for span in spans {
-            let Some(one) = self.candidate(span, len, mode, &limit, &mut known) else {
+            let Some(one) = self.candidate(span, len, mode, limit, &mut known) else {
                 continue;
             };
             if few.len() == TRIES {
@@ -187,11 +186,23 @@ impl Planner<'_> {
             let place = few.partition_point(|other| other.key() <= one.key());
             few.insert(place, one);
         }
-        for candidate in &few {
+        few
+    }
+
+    /// Plans them in this order, until no other can be cheaper than the best so far.
+    pub(super) fn attempt(
+        &self,
+        few: &[Candidate],
+        want: u64,
+        mode: Mode,
+        best: &mut Option<Found>,
+        most: Option<Nanos>,
+    ) {
+        for candidate in few {
             if best.as_ref().is_some_and(|b| b.time() <= candidate.least) {
                 return;
             }
-            let found = self.window(candidate, len, mode);
+            let found = self.window(candidate, mode.class.unwrap_or(want), mode);
             keep(best, found.filter(|f| most.is_none_or(|m| f.time() <= m)));
         }
     }
@@ -204,69 +215,11 @@ impl Planner<'_> {
         Limit { time, maps }
     }
 
-    /// Where a window can start so that none in between is better: behind or before a piece or hole.
-    pub(super) fn spans(&self, len: u64) -> &[Span] {
-        self.spans.get_or_init(|| {
-            let state = self.state;
-            let total = state.len();
-            let before = |at: u64| at.checked_sub(len);
-            let mut slots = Vec::new();
-            let mut at = 0;
-            for stretch in state.slots.chunk_by(|a, b| a == b) {
-                slots.push(at);
-                at += stretch.len() as u64 * state.granule;
-            }
-            // Each of these ascends, which the sort makes use of.
-            let mut edges = Vec::with_capacity(2 * (state.pieces.len() + slots.len()) + 2);
-            edges.push(0);
-            edges.extend(state.pieces.iter().map(super::Piece::end));
-            edges.extend(state.pieces.iter().filter_map(|p| before(p.offset)));
-            edges.extend(slots.iter().copied());
-            edges.extend(slots.iter().copied().filter_map(before));
-            edges.extend(before(total));
-            edges.sort();
-            edges.dedup();
-            self.work(edges.len());
-            self.spans_at(edges.into_iter(), len)
-        })
-    }
-
-    /// Windows at ascending places, without those that end behind the end or never can be free.
-    fn spans_at(&self, places: impl Iterator<Item = u64>, len: u64) -> Vec<Span> {
-        let survey = self.survey();
-        let pieces = &self.state.pieces;
-        let total = self.state.len();
-        let (mut first, mut last) = (0, 0);
-        let mut spans = Vec::with_capacity(places.size_hint().0);
-        for at in places {
-            let Some(end) = at.checked_add(len).filter(|end| *end <= total) else {
-                break;
-            };
-            while pieces.get(first).is_some_and(|p| p.end() <= at) {
-                first += 1;
-            }
-            last = last.max(first);
-            while pieces.get(last).is_some_and(|p| p.offset < end) {
-                last += 1;
-            }
-            let slots = survey.of_slots(&self.state.touched(at, len));
-            if slots.busy == 0 && survey.all_movable(&(first..last)) {
-                spans.push(Span {
-                    at,
-                    first,
-                    last,
-                    slots,
-                });
-            }
-        }
-        spans
-    }
-
-    /// The sums of the pieces that leave a window and how many granules of them are shifted; `None` if the mode
-    /// cannot empty it, or only with more mappings than the limit allows.
-    fn leaving(&self, span: &Span, len: u64, mode: Mode, limit: &Limit) -> Option<(OfPieces, u64)> {
+    /// What is copied out of a window, and how many granules are shifted out of it; `None` if the mode cannot
+    /// empty it, or only with more mappings than the limit allows.
+    fn leaving(&self, span: &Span, len: u64, mode: Mode, limit: &Limit) -> Option<(Load, u64)> {
         let (state, at, pieces) = (self.state, span.at, span.pieces());
-        let holes = span.slots.holes;
+        let holes = span.holes;
         let n = pieces.len() as u64;
         match holes {
             0 if mode.holed => return None,
@@ -283,31 +236,28 @@ impl Planner<'_> {
         if maps > limit.maps {
             return None;
         }
-        let live = self.survey().of_pieces(&pieces);
-        let may_leave = match mode {
-            Mode {
-                copy: true,
-                young: true,
-                ..
-            } => live.movable - live.old,
-            Mode { copy: true, .. } => live.movable,
-            _ => live.whole,
-        };
-        if may_leave < n {
-            return None;
+        if n == 0 {
+            return Some((Load::default(), 0));
         }
-        let shifts = if mode.copy { 0 } else { live.granules };
-        if holes + shifts > limit.maps {
+        let (before, behind) = self.survey().around(state, &pieces);
+        if mode.copy {
+            let may_leave = match mode.young {
+                true => (behind.movable - before.movable) - (behind.old - before.old),
+                false => behind.movable - before.movable,
+            };
+            return (may_leave == n).then(|| (behind.load.since(&before.load), 0));
+        }
+        let shifts = behind.granules - before.granules;
+        if behind.whole - before.whole < n || holes + shifts > limit.maps {
             return None;
         }
         // A piece that is shifted must leave its slots whole, which those at the edges may not.
-        if shifts > 0 {
-            let edges = [pieces.start, pieces.end - 1].map(|i| state.pieces[i]);
-            if edges.iter().any(|p| p.offset < at || p.end() > at + len) {
-                return None;
-            }
-        }
-        Some((live, shifts))
+        let edges = [pieces.start, pieces.end - 1].map(|i| state.pieces[i]);
+        let inside = |p: &Piece| p.offset >= at && p.end() <= at + len;
+        edges
+            .iter()
+            .all(inside)
+            .then_some((Load::default(), shifts))
     }
 
     pub(super) fn candidate(
@@ -318,31 +268,41 @@ impl Planner<'_> {
         limit: &Limit,
         known: &mut Known,
     ) -> Option<Candidate> {
-        let (at, pieces, holes) = (span.at, span.pieces(), span.slots.holes);
-        let (live, shifts) = self.leaving(span, len, mode, limit)?;
+        let (at, pieces, holes) = (span.at, span.pieces(), span.holes);
+        let (load, shifts) = self.leaving(span, len, mode, limit)?;
         let maps = holes + shifts;
-        let load = if mode.copy {
-            live.load
-        } else {
-            Load::default()
-        };
         if known.load != load {
             let work = self.copying(&load);
             let least = self.outline(&load, work, 0, 0, 0);
             *known = Known { load, work, least };
         }
-        if maps == 0 {
-            return (known.least <= limit.time).then_some(Candidate {
+        let priced = |least: Nanos| {
+            (least <= limit.time).then_some(Candidate {
                 at,
                 pieces,
-                least: known.least,
+                least,
                 holes,
-            });
+            })
+        };
+        if maps == 0 || known.least > limit.time {
+            return priced(known.least);
         }
-        let (pool, lacking) = self.supply(mode, maps, span.slots.empty);
+        let enough = self.outline(&load, known.work, shifts, maps, 0);
+        if enough > limit.time {
+            return None;
+        }
+        let mut lacking = maps;
+        if mode.remap {
+            let slots = self.state.touched(at, len);
+            lacking = self.survey().lacking(maps, &slots, holes);
+        }
+        if lacking == 0 {
+            return priced(enough);
+        }
+        let pool = self.supply(mode, lacking);
         let mut work = known.work;
-        if lacking > 0 {
-            let slots = usize::try_from(lacking).ok();
+        if lacking > pool {
+            let slots = usize::try_from(lacking - pool).ok();
             let slots = slots.filter(|_| mode.copy && mode.remap)?;
             let more = self.survey().clearable(self.state).bytes.get(slots)?;
             let closer = work.max(self.least_of_kind(load.bytes() + more));
@@ -351,35 +311,35 @@ impl Planner<'_> {
             }
             work = work.max(self.least_copy(load.bytes() + more));
         }
-        let least = self.outline(&load, work, shifts, maps, pool);
-        (least <= limit.time).then_some(Candidate {
-            at,
-            pieces,
-            least,
-            holes,
-        })
+        priced(self.outline(&load, work, shifts, maps, pool))
     }
 
-    /// How many of the granules that a window misses come from the pool, and how many from nowhere yet,
-    /// if so many empty slots lie inside of it.
-    fn supply(&self, mode: Mode, missing: u64, inside: u64) -> (u64, u64) {
-        let donors = if mode.remap {
-            self.survey().donors(inside)
-        } else {
-            0
-        };
-        let lacking = missing.saturating_sub(donors);
-        let pool = match mode.grow {
+    /// How many of the granules that a window lacks come from the pool.
+    fn supply(&self, mode: Mode, lacking: u64) -> u64 {
+        match mode.grow {
             true => lacking.min(self.state.idle.saturating_add(self.state.creatable)),
             false => 0,
-        };
-        (pool, lacking - pool)
+        }
     }
 
     pub(super) fn window(&self, candidate: &Candidate, len: u64, mode: Mode) -> Option<Found> {
+        let slots = self.state.touched(candidate.at, len);
+        self.work(slots.len() + candidate.pieces.len());
+        if candidate.pieces.is_empty() {
+            let missing = candidate.holes;
+            let (donors, pool) = self.donors(&slots, missing, mode);
+            if donors.len() as u64 + pool == missing {
+                let filled = (missing > 0).then(|| self.filling(slots, &[], &donors));
+                return Some(self.found(candidate.at, filled.into_iter().collect()));
+            }
+        }
+        self.emptied(candidate, len, mode)
+    }
+
+    /// The same for a window that something has to leave, or for which something leaves its place.
+    fn emptied(&self, candidate: &Candidate, len: u64, mode: Mode) -> Option<Found> {
         let (state, at) = (self.state, candidate.at);
         let slots = state.touched(at, len);
-        self.work(slots.len() + candidate.pieces.len());
         let mut evacuees: Vec<usize> = Vec::new();
         let mut shifted: Vec<usize> = Vec::new();
         match mode.copy {
@@ -388,12 +348,8 @@ impl Planner<'_> {
         }
         let leaving: u64 = shifted.iter().map(|i| state.pieces[*i].len).sum();
         let missing = candidate.holes + leaving / state.granule;
-        let empty = self.survey().of_slots(&slots).empty;
-        let (pool, lacking) = self.supply(mode, missing, empty);
-        let mut donors = match mode.remap {
-            true => self.empty_slots(&slots, missing),
-            false => Vec::new(),
-        };
+        let (mut donors, pool) = self.donors(&slots, missing, mode);
+        let lacking = missing - donors.len() as u64 - pool;
         if lacking > 0 {
             for slot in self.clear(&slots, lacking)? {
                 donors.push(slot);
@@ -403,12 +359,8 @@ impl Planner<'_> {
         }
         let mut steps = Vec::new();
         if !evacuees.is_empty() {
-            steps.push(Step::Copy(self.evacuate(
-                (at, len),
-                &donors,
-                &evacuees,
-                mode,
-            )?));
+            let moves = self.evacuate((at, len), &donors, &evacuees, mode)?;
+            steps.push(Step::Copy(moves));
         }
         let mut vacated: Vec<usize> = Vec::new();
         if !shifted.is_empty() {
@@ -419,25 +371,47 @@ impl Planner<'_> {
             steps.push(Step::Vacate(vacated.clone()));
         }
         if missing > 0 {
-            // Pieces ascend, and so do the slots that they leave.
-            let is_target =
-                |s: &usize| state.slots[*s] == Slot::Hole || vacated.binary_search(s).is_ok();
-            let from_pool = usize::try_from(pool).unwrap_or(usize::MAX);
-            let sources = donors
-                .into_iter()
-                .map(Source::Slot)
-                .chain(std::iter::repeat_n(Source::Pool, from_pool));
-            let targets = slots.filter(is_target);
-            let maps = targets.zip(sources);
-            steps.push(Step::Map(
-                maps.map(|(to, from)| Remapping { to, from }).collect(),
-            ));
+            steps.push(self.filling(slots, &vacated, &donors));
         }
+        Some(self.found(at, steps))
+    }
+
+    /// The slots that fill a window which misses so many, and how many granules of the pool do.
+    fn donors(&self, slots: &Range<usize>, missing: u64, mode: Mode) -> (Vec<usize>, u64) {
+        let donors = match mode.remap {
+            true => self.empty_slots(slots, missing),
+            false => Vec::new(),
+        };
+        let pool = self.supply(mode, missing - donors.len() as u64);
+        (donors, pool)
+    }
+
+    /// Donors are mapped at all holes of a window and at what is vacated, and granules of the pool once
+    /// there are no more of them.
+    fn filling(&self, slots: Range<usize>, vacated: &[usize], donors: &[usize]) -> Step {
+        // Pieces ascend, and so do the slots that they leave.
+        let is_target = |slot: usize| {
+            self.state.slots[slot] == Slot::Hole || vacated.binary_search(&slot).is_ok()
+        };
+        let mut donors = donors.iter();
+        let mut list = Vec::with_capacity(slots.len());
+        for to in slots {
+            if is_target(to) {
+                let from = donors
+                    .next()
+                    .map_or(Source::Pool, |slot| Source::Slot(*slot));
+                list.push(Remapping { to, from });
+            }
+        }
+        Step::Map(list)
+    }
+
+    fn found(&self, at: u64, steps: Vec<Step>) -> Found {
         let predicted = self.predict(&steps);
-        Some(Found {
+        Found {
             at,
             steps,
             predicted,
-        })
+        }
     }
 }
