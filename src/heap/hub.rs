@@ -281,47 +281,31 @@ impl Port {
         Some(Block::new(self, addr, len, slot.hint, class))
     }
 
-    /// Frees a block of this port; `is_used` says that its owner recorded a use of it, `is_named` that it
-    /// has a name.
+    /// Keeps a block of this port that nobody else used and that has no name, if its thread may: one of a class, or
+    /// the latest larger one. One of no bytes it never is.
     #[inline]
-    pub(super) fn free(
-        &self,
-        addr: u64,
-        hint: u32,
-        class: u16,
-        is_used: bool,
-        is_named: bool,
-    ) -> Result<()> {
-        let hub = self.hub;
-        if !is_used && !is_named {
-            let seat = seat();
-            let may = || hub.watched() == 0;
-            if class != 0 {
-                let unit = ((addr - hub.base()) / UNIT) as u32;
-                let slot = Slot { unit, hint };
-                return match self.magazine.put(seat, class, slot, may) {
-                    true => Ok(()),
-                    false => self.free_aside(seat, class, slot),
-                };
-            }
-            if hub.pair.put(seat, addr, may) {
-                return Ok(());
-            }
+    pub(super) fn keep(&self, addr: u64, hint: u32, class: u16) -> bool {
+        let (hub, seat) = (self.hub, seat());
+        let may = || hub.watched() == 0;
+        if class == 0 {
+            return addr != 0 && hub.pair.put(seat, addr, may);
         }
-        hub.free_owned(Va::new(addr), hint, is_named)
+        let unit = ((addr - hub.base()) / UNIT) as u32;
+        self.magazine.put(seat, class, Slot { unit, hint }, may)
     }
 
-    /// Frees a block for which this port's magazine is full, or another thread's.
-    #[cold]
-    fn free_aside(&self, seat: u32, class: u16, slot: Slot) -> Result<()> {
+    /// Frees a block of this port that was not kept. Only with its class, if it is of one, may it be kept elsewhere.
+    pub(super) fn free(&self, addr: Va, hint: u32, class: u16, is_named: bool) -> Result<()> {
         let hub = self.hub;
-        if hub.watched() != 0 {
-            let addr = Va::new(slot.addr(hub.base()));
-            return hub.free_owned(addr, slot.hint, false);
+        if class == 0 || hub.watched() != 0 {
+            return hub.free_owned(addr, hint, is_named);
         }
+        let unit = ((addr.get() - hub.base()) / UNIT) as u32;
+        let (slot, seat) = (Slot { unit, hint }, seat());
         if seat as usize >= SEATS {
             return hub.put(class, slot, seat, &self.magazine);
         }
+        // Another thread's block goes to its own magazine.
         let own = hub.port(seat);
         let is_other = !std::ptr::eq(own, self);
         let may = || hub.watched() == 0;
