@@ -51,7 +51,7 @@ pub struct HeapConfig {
     /// granule at most.
     pub granule_min: u64,
     /// New granules are at most one part in so many of what a stream may hold by the limit and the pool's budget;
-    /// 1024 by default. More parts fit a job into a smaller budget, for more driver time: see the design page.
+    /// 2048 by default. More parts fit a job into a smaller budget, for more driver time: see the design page.
     /// 1 turns the rule off.
     pub granules: u32,
     /// Footprint aimed at over the live peak, in 1/10,000; 50 by default. Beyond it every free granule

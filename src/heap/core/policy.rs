@@ -42,7 +42,7 @@ impl Default for Policy {
             granules_of_peak: 256,
             peak_unit: 8 << 30,
             granule_floor: 10 << 20,
-            granules_of_limit: 1024,
+            granules_of_limit: 2048,
             short_run: 24 << 20,
             crumbs: 15,
             spared: 500,
@@ -112,8 +112,8 @@ mod tests {
     #[test]
     fn a_limit_bounds_granules_by_its_part() {
         assert_eq!(sizes(100 * GIB, 140 * GIB), (64, 32));
-        assert_eq!(sizes(15 * GIB, 16 * GIB), (16, 8));
-        assert_eq!(sizes(4 * GIB, 5 * GIB), (4, 2));
+        assert_eq!(sizes(30 * GIB, 32 * GIB), (16, 8));
+        assert_eq!(sizes(9 * GIB, 10 * GIB), (4, 2));
         assert_eq!(sizes(1, 2), (2, 2));
     }
 
