@@ -42,7 +42,7 @@ fn op() -> impl Strategy<Value = Op> {
 /// Settings under which every rule has a say in heaps of some 100 MiB.
 fn policy() -> impl Strategy<Value = Policy> {
     let limit = prop_oneof![Just(1u32), 4..64u32];
-    let rest = (1..64u64, 1..8u64, 0..20u64, 0..40u32, 0..2_000u32);
+    let rest = (1..64u64, 1..8u64, 0..20u64, 0..40u32, 0..2_000u32, 2..64u32);
     (limit, 1..64u32, rest).prop_map(|(granules_of_limit, granules_of_peak, rest)| Policy {
         granule_max: 16 << 20,
         granule_min: 4 << 20,
@@ -53,6 +53,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         short_run: rest.2 << 20,
         crumbs: rest.3,
         spared: rest.4,
+        granules_of_block: rest.5,
         ..Policy::default()
     })
 }
@@ -177,14 +178,15 @@ impl World {
         run.collect()
     }
 
-    /// Granules are as short as the peak and the limit ask.
+    /// Granules are as short as the peak or the block, and the limit, ask.
     fn sized(&self, size: u64, plan: &Plan, before: &Stats) {
         let p = &self.policy;
         let peak = (before.live + size.next_multiple_of(UNIT)).max(self.peak);
         let share = u128::from(peak.next_multiple_of(PAGE_BYTES)).pow(2)
             / u128::from(p.peak_unit)
             / u128::from(p.granules_of_peak);
-        let share = share.max(u128::from(p.granule_floor.max(PAGE_BYTES)));
+        let of_block = size.next_multiple_of(UNIT) / u64::from(p.granules_of_block);
+        let share = share.max(u128::from(p.granule_floor.max(of_block).max(PAGE_BYTES)));
         let part = (self.limit / u64::from(p.granules_of_limit)).max(PAGE_BYTES);
         for f in plan.fills.iter().filter(|f| f.is_new()) {
             assert!(f.len <= p.granule_max && f.len <= part && u128::from(f.len) <= share);

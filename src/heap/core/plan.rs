@@ -194,7 +194,8 @@ impl Lane {
     fn rules(&self, line: u8, len: u32, hard: u32) -> Rules {
         let held = self.granules.pages();
         let peak = self.peak_with(len);
-        let sizes = self.policy.sizes(held, peak, held + u64::from(hard));
+        let (block, limit) = (u64::from(len / PAGE), held + u64::from(hard));
+        let sizes = self.policy.sizes(block, held, peak, limit);
         let goal = peak + peak * u64::from(self.policy.slack) / 10_000 + u64::from(sizes.step);
         let ease = goal.saturating_sub(held).min(u64::from(hard)) as u32;
         let (max, min) = match line {

@@ -21,6 +21,8 @@ pub struct Policy {
     pub peak_unit: u64,
     /// How long they may be in any case.
     pub granule_floor: u64,
+    /// And in a block as long as this many of them: what is large is mapped in few calls, whatever the peak.
+    pub granules_of_block: u32,
     /// New granules are at most one part in so many of the limit.
     pub granules_of_limit: u32,
     /// Free runs shorter than this are left whole if moving their granules would leave more of them behind than
@@ -42,6 +44,7 @@ impl Default for Policy {
             granules_of_peak: 256,
             peak_unit: 8 << 30,
             granule_floor: 10 << 20,
+            granules_of_block: 32,
             granules_of_limit: 2048,
             short_run: 24 << 20,
             crumbs: 15,
@@ -60,17 +63,21 @@ pub struct Sizes {
 }
 
 impl Policy {
-    /// Sizes for a lane that holds `held` pages, whose live peak is `peak` pages and which may hold `limit` pages.
+    /// Sizes for a block of `block` pages in a lane that holds `held` pages, whose live peak is `peak` pages and which
+    /// may hold `limit` pages.
     ///
     /// What is free in a granule that also holds a block cannot move, so what a hole costs grows with the granules
     /// around it. A small heap has as many holes as a large one: its granules are smaller. A limit says what
     /// memory is worth: near it, granules are so small that a hole costs next to nothing.
-    pub fn sizes(&self, held: u64, peak: u64, limit: u64) -> Sizes {
+    pub fn sizes(&self, block: u64, held: u64, peak: u64, limit: u64) -> Sizes {
         let pages = |bytes: u64| (bytes / PAGE_BYTES).max(1);
         let unit = pages(self.peak_unit).saturating_mul(u64::from(self.granules_of_peak.max(1)));
         let of_peak = (peak.saturating_mul(peak) / unit).max(pages(self.granule_floor));
         let of_limit = (limit / u64::from(self.granules_of_limit.max(1))).max(1);
-        let max = pages(self.granule_max).min(of_peak).min(of_limit);
+        let of_block = block / u64::from(self.granules_of_block.max(1));
+        let max = pages(self.granule_max)
+            .min(of_peak.max(of_block))
+            .min(of_limit);
         // Steps grow with the lane, so that a small one wastes little.
         let half = (max / 2).max(1);
         let step = pages(self.granule_min).min(half).min(held / 4).max(1);
@@ -97,7 +104,7 @@ mod tests {
     const NONE: u64 = u64::MAX;
 
     fn sizes(peak: u64, limit: u64) -> (u32, u32) {
-        let sizes = Policy::default().sizes(peak, peak, limit);
+        let sizes = Policy::default().sizes(1, peak, peak, limit);
         (sizes.max * 2, sizes.step * 2)
     }
 
@@ -107,6 +114,14 @@ mod tests {
         assert_eq!(all, [10, 12, 18, 32, 50, 64, 64]);
         assert_eq!(sizes(4 * GIB, NONE).1, 4);
         assert_eq!(sizes(100 * GIB, NONE).1, 32);
+    }
+
+    #[test]
+    fn a_large_block_has_long_granules_where_no_limit_is_near() {
+        let of = |block, limit| Policy::default().sizes(block, 0, block, limit).max * 2;
+        let all = [GIB / 4, GIB / 2, GIB, 2 * GIB, 4 * GIB].map(|block| of(block, NONE));
+        assert_eq!(all, [10, 16, 32, 64, 64]);
+        assert_eq!(of(4 * GIB, 8 * GIB), 4);
     }
 
     #[test]
@@ -124,7 +139,7 @@ mod tests {
             granule_min: 6 << 20,
             ..Policy::default()
         };
-        let one = |held, peak, limit| policy.sizes(held, peak, limit);
+        let one = |held, peak, limit| policy.sizes(1, held, peak, limit);
         assert_eq!(one(GIB, GIB, NONE), Sizes { max: 4, step: 2 });
         // small heaps grow in small steps
         assert_eq!(one(0, 1, NONE), Sizes { max: 4, step: 1 });
@@ -132,7 +147,7 @@ mod tests {
             granules_of_limit: 1,
             ..Policy::default()
         };
-        assert_eq!(off.sizes(GIB, 20 * GIB, 21 * GIB).max, 32);
+        assert_eq!(off.sizes(1, GIB, 20 * GIB, 21 * GIB).max, 32);
     }
 
     #[test]
@@ -142,11 +157,12 @@ mod tests {
                 let policy = Policy {
                     granules_of_limit: granules,
                     granules_of_peak: granules,
+                    granules_of_block: granules,
                     peak_unit: 0,
                     granule_floor: 0,
                     ..Policy::default()
                 };
-                let sizes = policy.sizes(peak, peak, limit);
+                let sizes = policy.sizes(peak, peak, peak, limit);
                 assert!(
                     sizes.step >= 1 && sizes.max >= sizes.step.min(2),
                     "{sizes:?}"
