@@ -324,7 +324,10 @@ impl Port {
     /// Frees a block of no bytes.
     #[cold]
     pub(super) fn free_nothing(&self) {
-        self.hub.state().lock().empties -= 1;
+        {
+            let mut state = self.hub.state().lock();
+            state.empties = state.empties.saturating_sub(1);
+        }
         self.hub.let_go();
     }
 
