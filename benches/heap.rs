@@ -7,14 +7,15 @@
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use granule::driver::DriverKind;
 use granule::driver::cuda::CudaDriver;
 use granule::trace::ReadOptions;
 use granule::units::{Bytes, GIB, KIB, MIB};
-use granule::{Block, Device, Error, Heap, HeapConfig, History, HistoryConfig, Pool, PoolConfig};
+use granule::{
+    Block, Device, Error, Heap, HeapConfig, History, HistoryConfig, Pool, PoolConfig, StreamHeap,
+};
 
 #[path = "../examples/support/replay.rs"]
 mod replay;
@@ -113,6 +114,12 @@ fn hot(device: &Device, settings: &Settings) -> Outcome {
 
 struct Random(u64);
 
+impl Default for Random {
+    fn default() -> Self {
+        Self(0x9E37_79B9_7F4A_7C15)
+    }
+}
+
 impl Random {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
@@ -164,20 +171,15 @@ enum Order {
     List,
 }
 
-/// What the loop around an allocator costs: the same picks from a vector of blocks, without one. With
-/// two exchanges on memory that nobody shares, as a reference count makes: they keep a processor from fetching
-/// the next block while it waits for this one.
+/// What the loop around an allocator costs: the same picks from a vector of blocks, without one.
 fn bare_loop(settings: &Settings, live: usize) -> Outcome {
-    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let mut random = Random::default();
     let mut blocks = vec![[0u8; size_of::<Block>()]; live];
-    let flag = AtomicBool::new(false);
     let ns = best(settings, 200_000, |n| {
         for _ in 0..n {
             let at = (random.next() % live as u64) as usize;
             let len = random.size(8, 17);
-            let block = black_box(blocks.swap_remove(at));
-            black_box(flag.swap(block[0] & 1 == 1, Ordering::AcqRel));
-            black_box(flag.swap(false, Ordering::AcqRel));
+            black_box(blocks.swap_remove(at));
             blocks.push(black_box([len as u8; size_of::<Block>()]));
         }
         Ok(())
@@ -186,17 +188,22 @@ fn bare_loop(settings: &Settings, live: usize) -> Outcome {
     Ok(())
 }
 
+fn stock(on: &StreamHeap, live: usize, mut size: impl FnMut() -> u64) -> Outcome<Vec<Block>> {
+    let mut blocks = Vec::with_capacity(live);
+    for _ in 0..live {
+        blocks.push(on.alloc(size())?);
+    }
+    Ok(blocks)
+}
+
 /// The same picks, and an allocation and a free of memory that is at hand: what churn of so many would take if
 /// the allocator did not know how many there are.
 fn hot_beside_loop(device: &Device, settings: &Settings, live: usize) -> Outcome {
     let heap = heap_on(device)?;
     let stream = device.create_stream()?;
     let on = heap.on(&stream)?;
-    let mut random = Random(0x9E37_79B9_7F4A_7C15);
-    let mut blocks: Vec<Block> = Vec::with_capacity(live);
-    for _ in 0..live {
-        blocks.push(on.alloc(512)?);
-    }
+    let mut random = Random::default();
+    let mut blocks = stock(&on, live, || 512)?;
     let ns = best(settings, 200_000, |n| {
         for _ in 0..n {
             let at = (random.next() % live as u64) as usize;
@@ -223,11 +230,8 @@ fn churn(
     let heap = heap_on(device)?;
     let stream = device.create_stream()?;
     let on = heap.on(&stream)?;
-    let mut random = Random(0x9E37_79B9_7F4A_7C15);
-    let mut blocks: Vec<Block> = Vec::with_capacity(live);
-    for _ in 0..live {
-        blocks.push(on.alloc(random.size(low, high))?);
-    }
+    let mut random = Random::default();
+    let mut blocks = stock(&on, live, || random.size(low, high))?;
     for at in 0..live {
         blocks.swap(at, (random.next() % live as u64) as usize);
     }
