@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 use super::hub::Port;
 use super::lane::Lane;
 use super::name::BlockName;
+use super::seat::seat_now;
 use crate::stream::{Fence, Stream};
 use crate::units::{Va, VaRange};
 use crate::{Error, Result};
@@ -23,26 +24,47 @@ pub struct Block {
     /// Bytes asked for.
     len: u64,
     hint: u32,
-    /// Its class in a magazine; 0 for a larger one.
-    class: u16,
-    /// A use by another stream was recorded.
-    used: AtomicBool,
-    /// It was given a name.
-    named: AtomicBool,
+    /// Its class in a magazine, 0 for a larger one; and the marks below, with which it is of no class.
+    class: AtomicU16,
+}
+
+/// A use by another stream was recorded.
+const USED: u16 = 1 << 15;
+/// It was given a name.
+const NAMED: u16 = 1 << 14;
+
+/// What a block is made of. A block that is passed on whole is copied in two halves, and the processor waits before
+/// it reads a half that was written in parts a moment ago; so the hot path passes on the parts.
+#[derive(Clone, Copy)]
+pub(super) struct Parts {
+    pub(super) port: &'static Port,
+    pub(super) addr: u64,
+    pub(super) hint: u32,
+    pub(super) class: u16,
 }
 
 impl Block {
     #[inline]
-    pub(super) fn new(port: &'static Port, addr: Va, len: u64, hint: u32, class: u16) -> Self {
+    pub(super) fn new(parts: Parts, len: u64) -> Self {
         Self {
-            port,
-            addr,
+            port: parts.port,
+            addr: Va::new(parts.addr),
             len,
-            hint,
-            class,
-            used: AtomicBool::new(false),
-            named: AtomicBool::new(false),
+            hint: parts.hint,
+            class: AtomicU16::new(parts.class),
         }
+    }
+
+    /// The parts, of which a block is to be made again.
+    pub(super) fn into_parts(mut self) -> Parts {
+        let parts = Parts {
+            port: self.port,
+            addr: self.addr.get(),
+            hint: self.hint,
+            class: *self.class.get_mut(),
+        };
+        std::mem::forget(self);
+        parts
     }
 
     /// The address of the first byte; 0 for a block of no bytes.
@@ -98,7 +120,7 @@ impl Block {
         match self.is_empty() {
             true => Ok(()),
             false => {
-                self.named.store(true, Relaxed);
+                self.class.fetch_or(NAMED, Relaxed);
                 self.lane()?.set_name(self.addr, self.len, name.into())
             }
         }
@@ -107,9 +129,9 @@ impl Block {
     /// Its name, if it was given one.
     #[must_use]
     pub fn name(&self) -> Option<BlockName> {
-        match self.named.load(Relaxed) {
-            true => self.lane().ok()?.name(self.addr),
-            false => None,
+        match self.class.load(Relaxed) & NAMED {
+            0 => None,
+            _ => self.lane().ok()?.name(self.addr),
         }
     }
 
@@ -123,7 +145,7 @@ impl Block {
         match self.is_empty() {
             true => Ok(()),
             false => {
-                self.used.store(true, Relaxed);
+                self.class.fetch_or(USED, Relaxed);
                 self.lane()?.record_owned_use(self.addr, stream)
             }
         }
@@ -139,7 +161,7 @@ impl Block {
         match self.is_empty() {
             true => Ok(()),
             false => {
-                self.used.store(true, Relaxed);
+                self.class.fetch_or(USED, Relaxed);
                 self.lane()?.record_fence(self.addr, fence)
             }
         }
@@ -175,30 +197,36 @@ impl Block {
 }
 
 impl Drop for Block {
-    #[inline]
+    // By value: a block whose address nobody takes need not lie in memory.
+    #[inline(always)]
     fn drop(&mut self) {
         // Whoever recorded a use or gave a name was ordered before this by whatever shared the block.
-        let is_plain = !*self.used.get_mut() && !*self.named.get_mut();
-        if !(is_plain && self.port.keep(self.addr.get(), self.hint, self.class)) {
-            self.free();
-        }
+        let class = *self.class.get_mut();
+        free(seat_now(), self.port, self.addr.get(), self.hint, class);
     }
 }
 
-impl Block {
-    /// Frees it where nobody can keep it as it is.
-    #[cold]
-    #[inline(never)]
-    fn free(&mut self) {
-        if self.is_empty() {
-            return self.port.free_nothing();
-        }
-        let (is_used, is_named) = (*self.used.get_mut(), *self.named.get_mut());
-        let class = if is_used || is_named { 0 } else { self.class };
-        let freed = self.port.free(self.addr, self.hint, class, is_named);
-        if let Err(error) = freed {
-            tracing::error!(%error, "block lost");
-        }
+/// Frees a block, for the thread on `seat`.
+#[inline(never)]
+fn free(seat: u32, port: &'static Port, addr: u64, hint: u32, class: u16) {
+    if !port.keep(seat, addr, hint, class) {
+        free_elsewhere(port, addr, hint, class);
+    }
+}
+
+/// Frees a block that its thread's magazine does not take as it is.
+#[inline(never)]
+fn free_elsewhere(port: &'static Port, addr: u64, hint: u32, class: u16) {
+    if addr == 0 {
+        return port.free_nothing();
+    }
+    let (class, is_named) = match class {
+        0 if port.keep_large(addr) => return,
+        class if class & (USED | NAMED) != 0 => (0, class & NAMED != 0),
+        class => (class, false),
+    };
+    if let Err(error) = port.free(Va::new(addr), hint, class, is_named) {
+        tracing::error!(%error, "block lost");
     }
 }
 

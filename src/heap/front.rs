@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::block::Block;
+use super::block::{Block, Parts};
 use super::core::{Block as Found, UNIT};
 use super::lane::Lane;
 use super::magazine::class_of;
@@ -72,18 +72,23 @@ impl Front {
     /// As [`alloc`](Self::alloc), if a block is kept that fits; takes no lock.
     #[inline]
     pub(super) fn take(&self, len: u64, size: u64, align: u64) -> Option<Block> {
-        let seat = seat();
         let hub = self.lane.hub();
-        let port = hub.port(seat);
-        let class = class_of(size);
-        if class == 0 {
-            let kept = hub.pair.take(seat, size, align)?;
-            return Some(Block::new(port, Va::new(kept.addr), len, kept.hint, 0));
+        match class_of(size) {
+            0 => {
+                let seat = seat();
+                let port = hub.port(seat);
+                let kept = hub.pair.take(seat, size, align)?;
+                let parts = Parts {
+                    port,
+                    addr: kept.addr,
+                    hint: kept.hint,
+                    class: 0,
+                };
+                Some(Block::new(parts, len))
+            }
+            _ if align > UNIT => None,
+            class => Some(Block::new(hub.take(class.into())?, len)),
         }
-        if align > UNIT {
-            return None;
-        }
-        port.take(seat, class, len)
     }
 
     fn alloc_in_books(&self, request: &Request<'_>) -> Result<Block> {
@@ -98,8 +103,13 @@ impl Front {
         if self.lane.is_watched() {
             self.tell_allocated(&found, request);
         }
-        let (addr, class) = (Va::new(found.addr), class_of(found.len));
-        Ok(Block::new(port, addr, request.len, found.hint, class))
+        let parts = Parts {
+            port,
+            addr: found.addr,
+            hint: found.hint,
+            class: class_of(found.len),
+        };
+        Ok(Block::new(parts, request.len))
     }
 
     /// Tells the history of a block that nobody else knows yet.

@@ -8,62 +8,72 @@
 
 use std::sync::atomic::Ordering::*;
 
-use super::seat::NO_SEAT;
+use super::seat::{NO_SEAT, NOBODYS};
 use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
 
 /// Whose it is by seat, and who is inside.
 #[derive(Debug)]
 pub(super) struct Gate {
     owner: AtomicU32,
-    /// The owner makes its barriers itself.
-    is_fenced: bool,
     /// The owner is inside.
     inside: AtomicBool,
-    /// Others that want it to stay out.
+    /// Others that want it to stay out, and [`FENCED`].
     stops: AtomicU32,
 }
 
+/// The owner makes its barriers itself.
+const FENCED: u32 = 1 << 31;
+
 impl Gate {
-    /// A gate of the threads that sit on a seat, one after another; with [`NO_SEAT`] nobody's yet.
-    pub(super) fn new(owner: u32) -> Self {
+    /// Nobody's gate.
+    pub(super) fn new() -> Self {
         Self {
-            owner: AtomicU32::new(owner),
-            is_fenced: !barrier::is_there(),
+            owner: AtomicU32::new(NOBODYS),
             inside: AtomicBool::new(false),
-            stops: AtomicU32::new(0),
+            stops: AtomicU32::new(match barrier::is_there() {
+                true => 0,
+                false => FENCED,
+            }),
         }
     }
 
     /// Lets its owner in, who sits on `seat`, unless others keep it out. Nobody else ever gets in.
     #[inline]
     pub(super) fn enter(&self, seat: u32) -> bool {
-        if seat != self.owner.load(Relaxed) || seat == NO_SEAT {
+        if seat != self.owner.load(Relaxed) {
             return false;
         }
         self.inside.store(true, Relaxed);
-        match self.is_fenced {
-            true => fence(SeqCst),
-            false => std::sync::atomic::compiler_fence(SeqCst),
+        std::sync::atomic::compiler_fence(SeqCst);
+        self.stops.load(Acquire) == 0 || self.enter_fenced()
+    }
+
+    /// Lets its owner in, who said that it is inside, if that takes a barrier and no more.
+    #[cold]
+    fn enter_fenced(&self) -> bool {
+        fence(SeqCst);
+        let is_in = self.stops.load(Acquire) == FENCED;
+        if !is_in {
+            self.leave();
         }
-        if self.stops.load(Acquire) == 0 {
-            return true;
-        }
-        self.leave();
-        false
+        is_in
     }
 
     /// Whether it is of those who sit on `seat`: from now on, if it was nobody's. Only for one who may stop it.
     pub(super) fn claim(&self, seat: u32) -> bool {
+        if seat == NO_SEAT {
+            return false;
+        }
         let owner = self.owner.load(Relaxed);
-        if owner == NO_SEAT {
+        if owner == NOBODYS {
             self.owner.store(seat, Relaxed);
         }
-        owner == seat || owner == NO_SEAT
+        owner == seat || owner == NOBODYS
     }
 
     /// Makes it nobody's. Only while nobody else has it.
     pub(super) fn disown(&self) {
-        self.owner.store(NO_SEAT, Relaxed);
+        self.owner.store(NOBODYS, Relaxed);
     }
 
     /// Only after [`enter`](Self::enter), which let the caller in.
@@ -162,6 +172,12 @@ mod tests {
 
     use super::*;
 
+    fn of(seat: u32) -> Gate {
+        let gate = Gate::new();
+        assert!(gate.claim(seat));
+        gate
+    }
+
     /// The owner counts inside, others count when it is out: no count is lost, though none is an exchange.
     fn count_together(gate: &Gate) {
         let (count, outside, done) = (AtomicU64::new(0), AtomicU64::new(0), Flag::new(false));
@@ -191,18 +207,15 @@ mod tests {
 
     #[test]
     fn the_owner_and_others_are_never_inside_together() {
-        let gate = Gate::new(7);
-        count_together(&gate);
-        let fenced = Gate {
-            is_fenced: true,
-            ..Gate::new(7)
-        };
+        count_together(&of(7));
+        let fenced = of(7);
+        fenced.stops.store(FENCED, Relaxed);
         count_together(&fenced);
     }
 
     #[test]
     fn only_its_owner_enters_and_not_while_it_is_stopped() {
-        let gate = Gate::new(3);
+        let gate = of(3);
         assert!(!gate.enter(4) && !gate.enter(NO_SEAT));
         let stops = [
             Stop::new([&gate].into_iter(), 3),
@@ -212,7 +225,6 @@ mod tests {
         drop(stops);
         assert!(gate.enter(3));
         gate.leave();
-        let nobodys = Gate::new(NO_SEAT);
-        assert!(!nobodys.enter(NO_SEAT));
+        assert!(!Gate::new().enter(NO_SEAT) && !Gate::new().claim(NO_SEAT));
     }
 }

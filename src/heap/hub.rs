@@ -4,15 +4,14 @@
 //! there any more and the last block is freed, to the next one. So a block holds a plain reference: to count
 //! one up and down takes as long as all else that an allocation and a free do.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 use std::sync::{Arc, OnceLock};
 
-use super::block::Block;
-use super::core::UNIT;
+use super::block::{Block, Parts};
 use super::lane::Lane;
 use super::magazine::{Magazine, Slot};
 use super::quick::Pair;
-use super::seat::{NO_SEAT, seat};
+use super::seat::{seat, seat_now};
 use super::state::State;
 use crate::Result;
 use crate::sync::{Mutex, MutexGuard};
@@ -40,18 +39,10 @@ pub(super) const CLOSING: u8 = 4;
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// What all threads read and hardly anybody writes.
-#[derive(Default)]
-struct Shown {
-    /// The lane's first address.
-    base: AtomicU64,
-    /// Why no block may be freed without the lock; 0 if any may.
-    watched: AtomicU8,
-}
-
 /// What threads and blocks of a lane meet.
 pub(super) struct Hub {
-    shown: Apart<Shown>,
+    /// Why no block may be freed without the lock; 0 if any may. All threads read it and hardly anybody writes.
+    watched: Apart<AtomicU8>,
     state: Apart<Mutex<State>>,
     pub(super) pair: &'static Pair,
     /// By seat, as threads come. Threads beyond share the last one.
@@ -73,9 +64,9 @@ pub(super) struct Port {
 static IDLE: Mutex<Vec<&'static Hub>> = Mutex::new(Vec::new());
 
 impl Hub {
-    /// A hub for a lane whose first address is `base`, with a state that `make` makes.
-    pub(super) fn lend(base: u64, make: impl FnOnce(&'static Pair) -> State) -> &'static Self {
-        let hub = match Self::idle() {
+    /// A hub for a lane, with a state that `make` makes.
+    pub(super) fn lend(make: impl FnOnce(&'static Pair) -> State) -> &'static Self {
+        match Self::idle() {
             Some(hub) => {
                 let state = make(hub.pair);
                 *hub.state.0.lock() = state;
@@ -84,16 +75,14 @@ impl Hub {
             None => {
                 let pair: &Pair = Box::leak(Box::default());
                 Box::leak(Box::new(Self {
-                    shown: Apart::default(),
+                    watched: Apart::default(),
                     state: Apart(Mutex::new(make(pair))),
                     pair,
                     ports: [const { OnceLock::new() }; SEATS + 1],
                     lane: Mutex::new(None),
                 }))
             }
-        };
-        hub.shown.0.base.store(base, Relaxed);
-        hub
+        }
     }
 
     #[cfg(not(shuttle))]
@@ -114,7 +103,7 @@ impl Hub {
             port.magazine.reset();
         }
         self.pair.reset();
-        self.shown.0.watched.store(0, Relaxed);
+        self.watched.0.store(0, Relaxed);
         #[cfg(not(shuttle))]
         IDLE.lock().push(self);
     }
@@ -172,21 +161,16 @@ impl Hub {
     /// Why no block may be freed without the lock; 0 if any may.
     #[inline]
     pub(super) fn watched(&self) -> u8 {
-        self.shown.0.watched.load(Relaxed)
+        self.watched.0.load(Relaxed)
     }
 
     /// From now on no block is freed without the lock.
     pub(super) fn watch(&self, why: u8) {
-        self.shown.0.watched.fetch_or(why, Relaxed);
+        self.watched.0.fetch_or(why, Relaxed);
     }
 
     pub(super) fn watch_no_more(&self, why: u8) {
-        self.shown.0.watched.fetch_and(!why, Relaxed);
-    }
-
-    #[inline]
-    fn base(&self) -> u64 {
-        self.shown.0.base.load(Relaxed)
+        self.watched.0.fetch_and(!why, Relaxed);
     }
 
     /// The state, for the hot path.
@@ -209,6 +193,21 @@ impl Hub {
         self.state().lock()
     }
 
+    /// A kept block of a class that is at hand for the calling thread.
+    #[inline]
+    pub(super) fn take(&'static self, class: usize) -> Option<Parts> {
+        let seat = seat_now();
+        // Whose it is the magazine looks.
+        let port = self.ports[seat as usize % SEATS].get()?;
+        let slot = port.magazine.take(seat, class)?;
+        Some(Parts {
+            port,
+            addr: slot.addr,
+            hint: slot.hint,
+            class: class as u16,
+        })
+    }
+
     /// The port of the calling thread, which sits on `seat`: a miss and a trim empty its magazine.
     #[inline]
     pub(super) fn port(&'static self, seat: u32) -> &'static Port {
@@ -227,12 +226,13 @@ impl Hub {
             Box::new(Port {
                 hub: self,
                 is_open: AtomicBool::new(false),
-                magazine: Magazine::new(if is_own { seat } else { NO_SEAT }),
+                magazine: Magazine::new(),
             })
         });
         let mut state = self.state().lock();
         // Nobody else sits on a seat of its own.
         if !port.is_open.swap(true, Relaxed) && is_own {
+            port.magazine.claim(seat);
             state.magazines.push(&port.magazine);
         }
         port
@@ -261,7 +261,7 @@ impl Hub {
         if self.watched() != 0 {
             // Since the block's owner looked.
             drop(state);
-            return self.free_owned(Va::new(slot.addr(self.base())), slot.hint, false);
+            return self.free_owned(Va::new(slot.addr), slot.hint, false);
         }
         state.put(class, slot, seat, magazine);
         Ok(())
@@ -279,25 +279,18 @@ impl Port {
         &self.magazine
     }
 
-    /// A kept block of a class, for the thread on `seat`.
+    /// Keeps a block of this port that nobody else used and that has no name, if it is of a class and the port is the
+    /// calling thread's, which sits on `seat`.
     #[inline]
-    pub(super) fn take(&'static self, seat: u32, class: u16, len: u64) -> Option<Block> {
-        let slot = self.magazine.take(seat, class)?;
-        let addr = Va::new(slot.addr(self.hub.base()));
-        Some(Block::new(self, addr, len, slot.hint, class))
+    pub(super) fn keep(&self, seat: u32, addr: u64, hint: u32, class: u16) -> bool {
+        let may = || self.hub.watched() == 0;
+        self.magazine.put(seat, class, Slot { addr, hint }, may)
     }
 
-    /// Keeps a block of this port that nobody else used and that has no name, if its thread may: one of a class, or
-    /// the latest larger one. One of no bytes it never is.
-    #[inline]
-    pub(super) fn keep(&self, addr: u64, hint: u32, class: u16) -> bool {
-        let (hub, seat) = (self.hub, seat());
-        let may = || hub.watched() == 0;
-        if class == 0 {
-            return addr != 0 && hub.pair.put(seat, addr, may);
-        }
-        let unit = ((addr - hub.base()) / UNIT) as u32;
-        self.magazine.put(seat, class, Slot { unit, hint }, may)
+    /// As [`keep`](Self::keep), for the latest larger block.
+    pub(super) fn keep_large(&self, addr: u64) -> bool {
+        let may = || self.hub.watched() == 0;
+        self.hub.pair.put(seat_now(), addr, may)
     }
 
     /// Frees a block of this port that was not kept. Only with its class, if it is of one, may it be kept elsewhere.
@@ -306,8 +299,8 @@ impl Port {
         if class == 0 || hub.watched() != 0 {
             return hub.free_owned(addr, hint, is_named);
         }
-        let unit = ((addr.get() - hub.base()) / UNIT) as u32;
-        let (slot, seat) = (Slot { unit, hint }, seat());
+        let addr = addr.get();
+        let (slot, seat) = (Slot { addr, hint }, seat());
         if seat as usize >= SEATS {
             return hub.put(class, slot, seat, &self.magazine);
         }
@@ -324,7 +317,13 @@ impl Port {
     /// A block of no bytes, which keeps the lane as any other.
     pub(super) fn nothing(&'static self) -> Block {
         self.hub.state().lock().empties += 1;
-        Block::new(self, Va::new(0), 0, 0, 0)
+        let parts = Parts {
+            port: self,
+            addr: 0,
+            hint: 0,
+            class: 0,
+        };
+        Block::new(parts, 0)
     }
 
     /// Frees a block of no bytes.

@@ -75,7 +75,7 @@ impl Lane {
                 why: "the layout does not fit",
             },
         )?;
-        let hub = Hub::lend(base, |pair| State::new(core, pair, base, Some(reservation)));
+        let hub = Hub::lend(|pair| State::new(core, pair, Some(reservation)));
         let lane = Arc::new_cyclic(|this| Self {
             pool: pool.clone(),
             config: config.clone(),

@@ -25,60 +25,74 @@ pub(super) fn class_of(bytes: u64) -> u16 {
     }
 }
 
-/// A block of a class: its unit in the lane's addresses, and its hint. The books show it as live.
+/// A block of a class. The books show it as live.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Slot {
-    pub(super) unit: u32,
+    pub(super) addr: u64,
+    /// Where the books have it, if nothing has changed since.
     pub(super) hint: u32,
 }
 
-impl Slot {
-    /// Its address in a lane that begins at `base`.
-    #[inline]
-    pub(super) fn addr(self, base: u64) -> u64 {
-        base + u64::from(self.unit) * UNIT
-    }
+/// A slot that one thread writes while others may look.
+#[derive(Default)]
+struct Place {
+    addr: AtomicU64,
+    hint: AtomicU32,
+}
 
+impl Place {
     #[inline]
-    fn pack(self) -> u64 {
-        u64::from(self.unit) << 32 | u64::from(self.hint)
-    }
-
-    #[inline]
-    fn unpack(packed: u64) -> Self {
-        Self {
-            unit: (packed >> 32) as u32,
-            hint: packed as u32,
+    fn get(&self) -> Slot {
+        Slot {
+            addr: self.addr.load(Relaxed),
+            hint: self.hint.load(Relaxed),
         }
     }
+
+    #[inline]
+    fn set(&self, slot: Slot) {
+        self.addr.store(slot.addr, Relaxed);
+        self.hint.store(slot.hint, Relaxed);
+    }
 }
+
+type Stack = [Place; DEPTH];
 
 /// A thread's stacks of blocks, one for each length. Aligned, so that two threads share no cache line.
 #[repr(align(128))]
 pub(super) struct Magazine {
     gate: Gate,
-    units: AtomicU32,
+    /// Units that may be added.
+    room: AtomicU32,
     /// Units kept at most.
     most: AtomicU32,
     allocs: AtomicU64,
     counts: [AtomicU32; CLASSES + 1],
-    /// Apart: 64 KiB would not fit every stack on the way here.
-    slots: Box<[[AtomicU64; DEPTH]]>,
+    /// Apart: 128 KiB would not fit every stack on the way here.
+    stacks: Box<[Stack; CLASSES + 1]>,
 }
 
 impl Magazine {
-    /// A magazine of the threads that sit on a seat.
-    pub(super) fn new(seat: u32) -> Self {
+    /// A magazine of nobody.
+    pub(super) fn new() -> Self {
+        const ROOM: u32 = (MOST / UNIT) as u32;
+        let empty = || std::array::from_fn(|_| Place::default());
+        let stacks: Box<[Stack]> = (0..=CLASSES).map(|_| empty()).collect();
         Self {
-            gate: Gate::new(seat),
-            units: AtomicU32::new(0),
-            most: AtomicU32::new((MOST / UNIT) as u32),
+            gate: Gate::new(),
+            room: AtomicU32::new(ROOM),
+            most: AtomicU32::new(ROOM),
             allocs: AtomicU64::new(0),
             counts: std::array::from_fn(|_| AtomicU32::new(0)),
-            slots: (0..=CLASSES)
-                .map(|_| std::array::from_fn(|_| AtomicU64::new(0)))
-                .collect(),
+            stacks: stacks
+                .try_into()
+                .unwrap_or_else(|_| Box::new(std::array::from_fn(|_| empty()))),
         }
+    }
+
+    /// From now on it is of the threads that sit on a seat. Only while nobody else has it.
+    pub(super) fn claim(&self, seat: u32) {
+        self.gate.claim(seat);
     }
 
     /// Keeps owners out of their magazines, for one who sits on `seat` and has their lane's lock.
@@ -89,27 +103,28 @@ impl Magazine {
         Stop::new(magazines.map(|one| &one.gate), seat)
     }
 
-    /// Whether nothing is kept, which its owner may change at any time.
+    /// Whether nothing is kept, which its owner may change at any time. Only with the lane's lock.
     pub(super) fn is_empty(&self) -> bool {
-        self.units.load(Relaxed) == 0
+        self.room.load(Relaxed) == self.most.load(Relaxed)
     }
 
     /// A block of a class, for a caller on `seat` that asked for one.
     #[inline]
-    pub(super) fn take(&self, seat: u32, class: u16) -> Option<Slot> {
-        if !self.gate.enter(seat) {
+    pub(super) fn take(&self, seat: u32, class: usize) -> Option<Slot> {
+        // Also for the compiler, which need not look again.
+        if class > CLASSES || !self.gate.enter(seat) {
             return None;
         }
         let found = self.pop(class);
         if found.is_some() {
-            self.allocs
-                .store(self.allocs.load(Relaxed).wrapping_add(1), Relaxed);
+            let allocs = self.allocs.load(Relaxed).wrapping_add(1);
+            self.allocs.store(allocs, Relaxed);
         }
         self.gate.leave();
         found
     }
 
-    /// Keeps a block unless there are enough, or `may` says no.
+    /// Keeps a block unless there are enough, or `may` says no, or it has no class.
     #[inline]
     pub(super) fn put(
         &self,
@@ -118,7 +133,8 @@ impl Magazine {
         slot: Slot,
         may: impl FnOnce() -> bool,
     ) -> bool {
-        self.gate.enter(seat) && {
+        let class = usize::from(class);
+        class.wrapping_sub(1) < CLASSES && self.gate.enter(seat) && {
             // Inside: who wants nothing to be kept from now on, and says so first, finds what was kept before.
             let kept = may() && self.push(class, slot);
             self.gate.leave();
@@ -127,27 +143,27 @@ impl Magazine {
     }
 
     #[inline]
-    fn pop(&self, class: u16) -> Option<Slot> {
-        let count = &self.counts[usize::from(class)];
+    fn pop(&self, class: usize) -> Option<Slot> {
+        let count = &self.counts[class];
         let left = count.load(Relaxed).checked_sub(1)?;
-        let slot = self.slots[usize::from(class)][left as usize % DEPTH].load(Relaxed);
+        let slot = self.stacks[class][left as usize % DEPTH].get();
         count.store(left, Relaxed);
-        self.units
-            .store(self.units.load(Relaxed) - u32::from(class), Relaxed);
-        Some(Slot::unpack(slot))
+        let room = self.room.load(Relaxed).wrapping_add(class as u32);
+        self.room.store(room, Relaxed);
+        Some(slot)
     }
 
     #[inline]
-    fn push(&self, class: u16, slot: Slot) -> bool {
-        let count = &self.counts[usize::from(class)];
-        let at = count.load(Relaxed) as usize;
-        let units = self.units.load(Relaxed) + u32::from(class);
-        if at >= DEPTH || units > self.most.load(Relaxed) {
+    fn push(&self, class: usize, slot: Slot) -> bool {
+        let count = &self.counts[class];
+        let at = count.load(Relaxed);
+        let (room, is_short) = self.room.load(Relaxed).overflowing_sub(class as u32);
+        if at as usize >= DEPTH || is_short {
             return false;
         }
-        self.slots[usize::from(class)][at % DEPTH].store(slot.pack(), Relaxed);
-        count.store(at as u32 + 1, Relaxed);
-        self.units.store(units, Relaxed);
+        self.stacks[class][at as usize % DEPTH].set(slot);
+        count.store(at + 1, Relaxed);
+        self.room.store(room, Relaxed);
         true
     }
 
@@ -164,12 +180,12 @@ impl Magazine {
             return;
         }
         self.allow(most);
-        let room = |_: &()| {
-            let count = self.counts[usize::from(class)].load(Relaxed) as usize;
-            let units = self.units.load(Relaxed) + u32::from(class);
-            count < DEPTH / 2 && units <= self.most.load(Relaxed)
+        let class = usize::from(class);
+        let has_room = || {
+            let count = self.counts[class].load(Relaxed) as usize;
+            count < DEPTH / 2 && class as u32 <= self.room.load(Relaxed)
         };
-        while room(&())
+        while has_room()
             && let Some(slot) = next()
         {
             self.push(class, slot);
@@ -177,11 +193,14 @@ impl Magazine {
         self.gate.leave();
     }
 
-    /// Only with the flag.
+    /// Sets the bytes that it may keep, from what it keeps now on. Only inside, with the lane's lock.
     #[inline]
     fn allow(&self, most: u64) {
+        let used = self.most.load(Relaxed) - self.room.load(Relaxed);
         let units = u32::try_from(most.max(MOST) / UNIT).unwrap_or(u32::MAX / 2);
-        self.most.store(units, Relaxed);
+        let most = units.max(used);
+        self.most.store(most, Relaxed);
+        self.room.store(most - used, Relaxed);
     }
 
     /// Takes blocks of a class until half are left. The magazine may keep `most` bytes from now on.
@@ -190,7 +209,8 @@ impl Magazine {
             return;
         }
         self.allow(most);
-        while self.counts[usize::from(class)].load(Relaxed) as usize > DEPTH / 2
+        let class = usize::from(class);
+        while self.counts[class].load(Relaxed) as usize > DEPTH / 2
             && let Some(slot) = self.pop(class)
         {
             out(slot);
@@ -201,9 +221,9 @@ impl Magazine {
     /// Takes everything. Only for one who stopped its owner.
     pub(super) fn drain(&self, mut out: impl FnMut(u16, Slot)) {
         if !self.is_empty() {
-            for class in 1..=CLASSES as u16 {
+            for class in 1..=CLASSES {
                 while let Some(slot) = self.pop(class) {
-                    out(class, slot);
+                    out(class as u16, slot);
                 }
             }
         }
@@ -211,20 +231,19 @@ impl Magazine {
 
     /// Calls `see` with every block. Exact only if its owner is stopped.
     pub(super) fn each(&self, mut see: impl FnMut(u16, Slot)) {
-        for class in 1..=CLASSES as u16 {
-            let count = self.counts[usize::from(class)].load(Relaxed) as usize;
-            for slot in &self.slots[usize::from(class)][..count.min(DEPTH)] {
-                see(class, Slot::unpack(slot.load(Relaxed)));
-            }
+        for class in 1..=CLASSES {
+            self.of(class).for_each(|slot| see(class as u16, slot));
         }
     }
 
-    /// Whether the block of a class at a unit is here. As exact as [`each`](Self::each).
-    pub(super) fn has(&self, class: u16, unit: u32) -> bool {
-        let count = self.counts[usize::from(class)].load(Relaxed) as usize;
-        let slots = &self.slots[usize::from(class)][..count.min(DEPTH)];
-        let here = |slot: &AtomicU64| Slot::unpack(slot.load(Relaxed)).unit == unit;
-        slots.iter().any(here)
+    /// Whether the block of a class at an address is here. As exact as [`each`](Self::each).
+    pub(super) fn has(&self, class: u16, addr: u64) -> bool {
+        self.of(usize::from(class)).any(|slot| slot.addr == addr)
+    }
+
+    fn of(&self, class: usize) -> impl Iterator<Item = Slot> + '_ {
+        let count = self.counts[class].load(Relaxed) as usize;
+        self.stacks[class].iter().take(count).map(Place::get)
     }
 
     /// Allocations served.
@@ -237,6 +256,7 @@ impl Magazine {
         self.drain(|_, _| ());
         self.allow(MOST);
         self.allocs.store(0, Relaxed);
+        self.gate.disown();
     }
 }
 
@@ -244,14 +264,23 @@ impl Magazine {
 mod tests {
     use super::*;
 
-    fn slot(unit: u32) -> Slot {
-        Slot { unit, hint: !unit }
+    fn slot(addr: u32) -> Slot {
+        Slot {
+            addr: addr.into(),
+            hint: !addr,
+        }
+    }
+
+    fn magazine() -> Magazine {
+        let magazine = Magazine::new();
+        magazine.claim(SEAT);
+        magazine
     }
 
     const SEAT: u32 = 5;
 
-    fn put(magazine: &Magazine, class: u16, unit: u32) -> bool {
-        magazine.put(SEAT, class, slot(unit), || true)
+    fn put(magazine: &Magazine, class: u16, addr: u32) -> bool {
+        magazine.put(SEAT, class, slot(addr), || true)
     }
 
     /// Bytes and blocks kept.
@@ -266,7 +295,7 @@ mod tests {
 
     #[test]
     fn blocks_come_back_by_length_last_in_first_out() {
-        let magazine = Magazine::new(SEAT);
+        let magazine = magazine();
         assert_eq!((class_of(0), class_of(257), class_of(65536)), (0, 2, 256));
         assert_eq!(class_of(65537), 0);
         assert!(put(&magazine, 2, 4) && put(&magazine, 2, 8) && put(&magazine, 3, 20));
@@ -283,7 +312,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded_and_spills_to_the_half() {
-        let magazine = Magazine::new(SEAT);
+        let magazine = magazine();
         let kept = (0..100).filter(|i| put(&magazine, 1, *i)).count();
         assert_eq!(kept, DEPTH);
         let mut out = 0;
@@ -307,7 +336,7 @@ mod tests {
 
     #[test]
     fn nobody_but_its_owner_gets_in_and_not_while_it_is_stopped() {
-        let magazine = Magazine::new(SEAT);
+        let magazine = magazine();
         assert!(!magazine.put(SEAT + 1, 1, slot(4), || true));
         assert!(!magazine.put(SEAT, 1, slot(4), || false));
         assert!(put(&magazine, 1, 4) && magazine.take(SEAT + 1, 1).is_none());
@@ -319,7 +348,7 @@ mod tests {
 
     #[test]
     fn no_block_is_lost_or_had_twice_between_threads() {
-        let magazine = Magazine::new(SEAT);
+        let magazine = magazine();
         (0..8).for_each(|i| assert!(put(&magazine, 1, i)));
         let mut away = Vec::new();
         std::thread::scope(|scope| {
@@ -342,7 +371,7 @@ mod tests {
             }
         });
         let mut all = Vec::new();
-        magazine.drain(|_, slot| all.push(slot.unit));
+        magazine.drain(|_, slot| all.push(slot.addr));
         all.sort_unstable();
         assert_eq!(all, (0..8).collect::<Vec<_>>());
     }

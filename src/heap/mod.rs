@@ -23,6 +23,7 @@ mod lend;
 mod magazine;
 mod miss;
 mod name;
+mod on_stream;
 mod quick;
 mod report;
 mod request;
@@ -41,6 +42,7 @@ pub use config::{HeapConfig, Rounding};
 use front::Front;
 use lane::Lane;
 pub use name::BlockName;
+pub use on_stream::StreamHeap;
 use request::Request;
 pub use scope::CaptureScope;
 pub use snapshot::{
@@ -233,10 +235,8 @@ impl Heap {
     ///
     /// [`Error::Foreign`], [`Error::AddressSpaceExhausted`] or a driver error.
     pub fn on(&self, stream: &Stream) -> Result<StreamHeap> {
-        Ok(StreamHeap {
-            lane: self.shared.lane(stream)?,
-            shared: self.shared.clone(),
-        })
+        let lane = self.shared.lane(stream)?;
+        Ok(StreamHeap::new(&self.shared, lane))
     }
 
     /// Frees a block that [`alloc_raw`](Self::alloc_raw) gave or [`Block::into_raw`] gave up, after work of
@@ -513,75 +513,6 @@ impl Shared {
         let lanes = self.lanes.read();
         let lane = lanes.iter().find(|l| l.contains(addr)).cloned();
         lane.ok_or_else(|| stale(addr))
-    }
-}
-
-/// A [`Heap`] as one stream sees it. Cheap to clone.
-#[derive(Clone)]
-pub struct StreamHeap {
-    lane: Arc<Front>,
-    shared: Arc<Shared>,
-}
-
-impl StreamHeap {
-    /// As [`Heap::alloc`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Heap::alloc`].
-    #[inline]
-    pub fn alloc(&self, size: u64) -> Result<Block> {
-        self.shared.alloc(&self.lane, size, DEFAULT_ALIGN)
-    }
-
-    /// As [`Heap::alloc_aligned`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Heap::alloc_aligned`].
-    pub fn alloc_aligned(&self, size: u64, align: u64) -> Result<Block> {
-        self.shared.alloc(&self.lane, size, align)
-    }
-
-    /// As [`alloc_raw`](Self::alloc_raw) if that takes no driver call and no lock but this stream's.
-    #[cfg(feature = "capi")]
-    #[inline]
-    pub(crate) fn kept_raw(&self, size: u64) -> Result<Option<Va>> {
-        match self.shared.rounded(&self.lane, size, DEFAULT_ALIGN)? {
-            0 => Ok(None),
-            rounded => Ok(self.lane.hit_raw(rounded, DEFAULT_ALIGN)),
-        }
-    }
-
-    /// As [`Heap::alloc_raw`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Heap::alloc_raw`].
-    #[inline]
-    pub fn alloc_raw(&self, size: u64, align: u64) -> Result<Va> {
-        self.shared.alloc_raw(&self.lane, size, align)
-    }
-
-    /// As [`Heap::alloc_named`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Heap::alloc`].
-    pub fn alloc_named(&self, size: u64, name: impl Into<BlockName>) -> Result<Block> {
-        self.shared.alloc_named(&self.lane, size, &name.into())
-    }
-
-    /// The stream.
-    #[must_use]
-    pub fn stream(&self) -> &Stream {
-        self.lane.stream()
-    }
-}
-
-impl fmt::Debug for StreamHeap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("StreamHeap").field(&self.lane).finish()
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use super::core::UNIT;
 use super::gate::{Gate, Stop, look_until};
 use super::magazine::{CLASSES, Slot};
-use super::seat::{NO_SEAT, seat};
+use super::seat::seat;
 
 /// Blocks that the list of a length keeps. How often a list runs empty or full, which costs several cache
 /// lines that nobody else has touched for long, falls with its square.
@@ -113,7 +113,7 @@ impl Bias {
 impl Default for Bias {
     fn default() -> Self {
         Self {
-            gate: Gate::new(NO_SEAT),
+            gate: Gate::new(),
             is_shared: AtomicBool::new(false),
             flag: AtomicBool::new(false),
         }
@@ -238,7 +238,7 @@ impl Kept {
     }
 }
 
-/// The lists, and one larger block. Places in the lists are units from the lane's first address.
+/// The lists, and one larger block.
 #[derive(Debug)]
 pub(super) struct Quick {
     lists: Vec<Vec<Slot>>,
@@ -277,11 +277,11 @@ impl Quick {
         BYTES.max(live / SHARE)
     }
 
-    /// Whether the block of a class at a unit is in the lists.
-    pub(super) fn has(&self, class: u16, unit: u32) -> bool {
+    /// Whether the block of a class at an address is in the lists.
+    pub(super) fn has(&self, class: u16, addr: u64) -> bool {
         self.lists[usize::from(class)]
             .iter()
-            .any(|slot| slot.unit == unit)
+            .any(|slot| slot.addr == addr)
     }
 
     /// Every block of the lists, with its class.
@@ -375,8 +375,8 @@ mod tests {
         Kept { addr, len, hint: 0 }
     }
 
-    fn slot(unit: u32) -> Slot {
-        Slot { unit, hint: 0 }
+    fn slot(addr: u64) -> Slot {
+        Slot { addr, hint: 0 }
     }
 
     #[test]
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!((quick.sums(), quick.largest()), ((1024, 2), 512));
         assert!(quick.has(2, 4) && !quick.has(2, 5) && !quick.has(3, 4));
         assert_eq!(quick.take(4, |_| true), None);
-        assert_eq!(quick.take(2, |slot| slot.unit == 2), None);
+        assert_eq!(quick.take(2, |slot| slot.addr == 2), None);
         assert_eq!(quick.take(2, |_| true), Some(slot(4)));
         assert_eq!(quick.sums(), (512, 1));
         let (lists, large) = quick.drain(true);

@@ -1,10 +1,12 @@
 //! Threads by number: no two that live have the same, and the least free one is given next.
 
 #[cfg(not(shuttle))]
-pub(super) use real::seat;
+pub(super) use real::{seat, seat_now};
 
 /// The seat of a thread that has none, and of nobody else.
 pub(super) const NO_SEAT: u32 = u32::MAX;
+/// No thread's.
+pub(super) const NOBODYS: u32 = NO_SEAT - 2;
 
 #[cfg(not(shuttle))]
 mod real {
@@ -24,6 +26,12 @@ mod real {
             STANDING => sit(),
             seat => seat,
         }
+    }
+
+    /// As [`seat`], but a thread that has not asked yet stands.
+    #[inline]
+    pub(crate) fn seat_now() -> u32 {
+        SEAT.get()
     }
 
     struct Seats {
@@ -75,6 +83,9 @@ mod real {
 pub(super) fn seat() -> u32 {
     usize::from(crate::sync::this_thread()) as u32
 }
+
+#[cfg(shuttle)]
+pub(super) use seat as seat_now;
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {

@@ -33,7 +33,6 @@ pub(super) struct State {
     /// Freed blocks that the books show as live.
     pub(super) magazines: Vec<&'static Magazine>,
     /// The first address.
-    pub(super) base: u64,
     /// Uses of live blocks by other streams, by address.
     pub(super) uses: HashMap<u64, Vec<Use>>,
     /// Other streams that replay graphs over this memory.
@@ -68,11 +67,10 @@ pub(super) struct State {
 }
 
 impl State {
-    /// The state of a lane that holds nothing, from its first address on.
+    /// The state of a lane that holds nothing.
     pub(super) fn new(
         core: core::Lane,
         pair: &'static Pair,
-        base: u64,
         reservation: Option<Reservation>,
     ) -> Self {
         Self {
@@ -80,7 +78,6 @@ impl State {
             granules: Granules::default(),
             quick: Quick::new(pair),
             magazines: Vec::new(),
-            base,
             uses: HashMap::new(),
             replays: Vec::new(),
             names: HashMap::new(),
@@ -105,7 +102,7 @@ impl State {
     pub(super) fn strip(&mut self) {
         let page = core::PAGE_BYTES;
         if let Some(core) = core::Lane::new(core::Policy::default(), 0, page, page) {
-            *self = Self::new(core, self.quick.pair(), 0, None);
+            *self = Self::new(core, self.quick.pair(), None);
         }
     }
 
@@ -191,11 +188,10 @@ impl State {
             }
             return kept;
         }
-        let base = self.base;
-        let fits = |slot: Slot| slot.addr(base) & (align - 1) == 0;
+        let fits = |slot: Slot| slot.addr & (align - 1) == 0;
         let slot = self.quick.take(class, fits)?;
         Some(Kept {
-            addr: slot.addr(base),
+            addr: slot.addr,
             len: u64::from(class) * UNIT,
             hint: slot.hint,
         })
@@ -310,13 +306,13 @@ impl State {
         let filled: Vec<_> = magazines.iter().copied().filter(|one| of(one)).collect();
         if let Some(_stop) = Magazine::stop(filled.iter().copied(), seat()) {
             for magazine in filled {
-                magazine.drain(|_, slot| self.file(slot.addr(self.base), slot.hint));
+                magazine.drain(|_, slot| self.file(slot.addr, slot.hint));
             }
         }
         self.magazines = magazines;
         let (lists, large) = self.quick.drain(settles);
         for slot in lists {
-            self.file(slot.addr(self.base), slot.hint);
+            self.file(slot.addr, slot.hint);
         }
         if let Some(kept) = large {
             self.file(kept.addr, kept.hint);
@@ -336,7 +332,7 @@ impl State {
     fn put_one(&mut self, class: u16, slot: Slot) {
         self.frees += 1;
         if !self.quick.keep(class, slot, self.core.live()) {
-            self.file(slot.addr(self.base), slot.hint);
+            self.file(slot.addr, slot.hint);
         }
     }
 
@@ -347,10 +343,9 @@ impl State {
         let is_kept = match class {
             0 => self.history.is_none() && self.quick.keep_large(freed.addr),
             _ => {
-                let unit = ((freed.addr - self.base) / UNIT) as u32;
-                let hint = freed.hint;
+                let (addr, hint) = (freed.addr, freed.hint);
                 self.quick
-                    .keep(class, Slot { unit, hint }, self.core.live())
+                    .keep(class, Slot { addr, hint }, self.core.live())
             }
         };
         if !is_kept {
@@ -365,17 +360,15 @@ impl State {
             let kept = self.quick.pair().peek();
             return kept.is_some_and(|k| k.addr == block.addr);
         }
-        u32::try_from((block.addr - self.base) / UNIT).is_ok_and(|unit| {
-            self.quick.has(class, unit) || {
-                let _stop = self.stop_magazines();
-                self.magazines.iter().any(|m| m.has(class, unit))
-            }
-        })
+        self.quick.has(class, block.addr) || {
+            let _stop = self.stop_magazines();
+            self.magazines.iter().any(|m| m.has(class, block.addr))
+        }
     }
 
     /// Whether the books show a kept block as one that is live and owned.
     pub(super) fn is_known(&self, class: u16, slot: Slot) -> bool {
-        let block = self.core.block(slot.addr(self.base));
+        let block = self.core.block(slot.addr);
         block.is_some_and(|b| b.uses == 0 && b.len == u64::from(class) * UNIT)
     }
 

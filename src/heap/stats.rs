@@ -127,8 +127,7 @@ impl State {
         let _stop = self.stop_magazines();
         for magazine in &self.magazines {
             magazine.each(|class, slot| {
-                let addr = self.base + u64::from(slot.unit) * UNIT;
-                aside.add(addr, u64::from(class) * UNIT);
+                aside.add(slot.addr, u64::from(class) * UNIT);
             });
             aside.allocs += magazine.allocs();
         }

@@ -1,0 +1,120 @@
+//! A heap as one stream sees it, and its hot path.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::block::{Block, Parts};
+use super::config::Rounding;
+use super::core::UNIT;
+use super::front::Front;
+use super::hub::Hub;
+use super::magazine::CLASSES;
+use super::name::BlockName;
+use super::{DEFAULT_ALIGN, Shared};
+use crate::Result;
+use crate::stream::Stream;
+use crate::units::Va;
+
+/// A [`Heap`] as one stream sees it. Cheap to clone.
+#[derive(Clone)]
+pub struct StreamHeap {
+    /// Sizes up to this one are looked for where they are at hand, as they are.
+    at_hand: u64,
+    hub: &'static Hub,
+    stream: Stream,
+    lane: Arc<Front>,
+    shared: Arc<Shared>,
+}
+
+impl StreamHeap {
+    pub(super) fn new(shared: &Arc<Shared>, lane: Arc<Front>) -> Self {
+        let longest = CLASSES as u64 * UNIT;
+        let is_exact = shared.config.rounding == Rounding::Exact && lane.largest() >= longest;
+        Self {
+            at_hand: if is_exact { longest } else { 0 },
+            hub: lane.hub(),
+            stream: lane.stream().clone(),
+            lane,
+            shared: shared.clone(),
+        }
+    }
+
+    /// As [`Heap::alloc`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::alloc`].
+    #[inline(always)]
+    pub fn alloc(&self, size: u64) -> Result<Block> {
+        let parts = match self.take(size) {
+            Some(parts) => parts,
+            None => self.alloc_parts(size)?,
+        };
+        Ok(Block::new(parts, size))
+    }
+
+    /// What most allocations are, in few enough instructions to be a part of the caller.
+    #[inline]
+    fn take(&self, size: u64) -> Option<Parts> {
+        if size.wrapping_sub(1) >= self.at_hand || self.stream.is_retired() {
+            return None;
+        }
+        self.hub.take(size.div_ceil(UNIT) as usize)
+    }
+
+    #[inline(never)]
+    fn alloc_parts(&self, size: u64) -> Result<Parts> {
+        let block = self.shared.alloc(&self.lane, size, DEFAULT_ALIGN)?;
+        Ok(block.into_parts())
+    }
+
+    /// As [`Heap::alloc_aligned`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::alloc_aligned`].
+    pub fn alloc_aligned(&self, size: u64, align: u64) -> Result<Block> {
+        self.shared.alloc(&self.lane, size, align)
+    }
+
+    /// As [`alloc_raw`](Self::alloc_raw) if that takes no driver call and no lock but this stream's.
+    #[cfg(feature = "capi")]
+    #[inline]
+    pub(crate) fn kept_raw(&self, size: u64) -> Result<Option<Va>> {
+        match self.shared.rounded(&self.lane, size, DEFAULT_ALIGN)? {
+            0 => Ok(None),
+            rounded => Ok(self.lane.hit_raw(rounded, DEFAULT_ALIGN)),
+        }
+    }
+
+    /// As [`Heap::alloc_raw`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::alloc_raw`].
+    #[inline]
+    pub fn alloc_raw(&self, size: u64, align: u64) -> Result<Va> {
+        self.shared.alloc_raw(&self.lane, size, align)
+    }
+
+    /// As [`Heap::alloc_named`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::alloc`].
+    pub fn alloc_named(&self, size: u64, name: impl Into<BlockName>) -> Result<Block> {
+        self.shared.alloc_named(&self.lane, size, &name.into())
+    }
+
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+impl fmt::Debug for StreamHeap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StreamHeap").field(&self.lane).finish()
+    }
+}
