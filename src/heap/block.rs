@@ -35,6 +35,7 @@ const NAMED: u16 = 1 << 14;
 
 /// What a block is made of. A block that is passed on whole is copied in two halves, and the processor waits before
 /// it reads a half that was written in parts a moment ago; so the hot path passes on the parts.
+#[must_use = "a block that nobody makes of these is lost"]
 #[derive(Clone, Copy)]
 pub(super) struct Parts {
     pub(super) port: &'static Port,
@@ -53,18 +54,6 @@ impl Block {
             hint: parts.hint,
             class: AtomicU16::new(parts.class),
         }
-    }
-
-    /// The parts, of which a block is to be made again.
-    pub(super) fn into_parts(mut self) -> Parts {
-        let parts = Parts {
-            port: self.port,
-            addr: self.addr.get(),
-            hint: self.hint,
-            class: *self.class.get_mut(),
-        };
-        std::mem::forget(self);
-        parts
     }
 
     /// The address of the first byte; 0 for a block of no bytes.
@@ -210,18 +199,18 @@ impl Drop for Block {
 #[inline(never)]
 fn free(seat: u32, port: &'static Port, addr: u64, hint: u32, class: u16) {
     if !port.keep(seat, addr, hint, class) {
-        free_elsewhere(port, addr, hint, class);
+        free_elsewhere(seat, port, addr, hint, class);
     }
 }
 
 /// Frees a block that its thread's magazine does not take as it is.
 #[inline(never)]
-fn free_elsewhere(port: &'static Port, addr: u64, hint: u32, class: u16) {
+fn free_elsewhere(seat: u32, port: &'static Port, addr: u64, hint: u32, class: u16) {
     if addr == 0 {
         return port.free_nothing();
     }
     let (class, is_named) = match class {
-        0 if port.keep_large(addr) => return,
+        0 if port.keep_large(seat, addr) => return,
         class if class & (USED | NAMED) != 0 => (0, class & NAMED != 0),
         class => (class, false),
     };

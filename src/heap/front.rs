@@ -30,15 +30,15 @@ impl Front {
     }
 
     /// A block of no bytes.
-    pub(super) fn nothing(&self) -> Block {
+    pub(super) fn nothing(&self) -> Parts {
         self.lane.hub().port(seat()).nothing()
     }
 
     /// A block of `len` bytes, which are rounded to `size`.
     #[inline]
-    pub(super) fn alloc(&self, len: u64, size: u64, align: u64) -> Result<Block> {
-        match self.take(len, size, align) {
-            Some(block) => Ok(block),
+    pub(super) fn alloc(&self, len: u64, size: u64, align: u64) -> Result<Parts> {
+        match self.take(size, align) {
+            Some(parts) => Ok(parts),
             None => self.alloc_in_books(&Request {
                 len,
                 size,
@@ -53,16 +53,17 @@ impl Front {
     pub(super) fn alloc_raw(&self, len: u64, size: u64, align: u64) -> Result<Va> {
         match self.lane.hit_raw(size, align) {
             Some(addr) => Ok(addr),
-            None => self.alloc(len, size, align).map(Block::into_raw),
+            None => Ok(Block::new(self.alloc(len, size, align)?, len).into_raw()),
         }
     }
 
     /// A block with a name.
     pub(super) fn alloc_named(&self, request: &Request<'_>) -> Result<Block> {
-        let block = match self.take(request.len, request.size, request.align) {
-            Some(block) => block,
+        let parts = match self.take(request.size, request.align) {
+            Some(parts) => parts,
             None => self.alloc_in_books(request)?,
         };
+        let block = Block::new(parts, request.len);
         if let Some(name) = request.name {
             block.set_name(name.clone())?;
         }
@@ -71,27 +72,26 @@ impl Front {
 
     /// As [`alloc`](Self::alloc), if a block is kept that fits; takes no lock.
     #[inline]
-    pub(super) fn take(&self, len: u64, size: u64, align: u64) -> Option<Block> {
+    pub(super) fn take(&self, size: u64, align: u64) -> Option<Parts> {
         let hub = self.lane.hub();
         match class_of(size) {
             0 => {
                 let seat = seat();
                 let port = hub.port(seat);
                 let kept = hub.pair.take(seat, size, align)?;
-                let parts = Parts {
+                Some(Parts {
                     port,
                     addr: kept.addr,
                     hint: kept.hint,
                     class: 0,
-                };
-                Some(Block::new(parts, len))
+                })
             }
             _ if align > UNIT => None,
-            class => Some(Block::new(hub.take(class.into())?, len)),
+            class => hub.take(class.into()),
         }
     }
 
-    fn alloc_in_books(&self, request: &Request<'_>) -> Result<Block> {
+    fn alloc_in_books(&self, request: &Request<'_>) -> Result<Parts> {
         let seat = seat();
         let port = self.lane.hub().port(seat);
         let (size, align) = (request.size, request.align);
@@ -103,13 +103,12 @@ impl Front {
         if self.lane.is_watched() {
             self.tell_allocated(&found, request);
         }
-        let parts = Parts {
+        Ok(Parts {
             port,
             addr: found.addr,
             hint: found.hint,
             class: class_of(found.len),
-        };
-        Ok(Block::new(parts, request.len))
+        })
     }
 
     /// Tells the history of a block that nobody else knows yet.

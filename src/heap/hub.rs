@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 use std::sync::{Arc, OnceLock};
 
-use super::block::{Block, Parts};
+use super::block::Parts;
 use super::lane::Lane;
 use super::magazine::{Magazine, Slot};
 use super::quick::Pair;
@@ -288,9 +288,9 @@ impl Port {
     }
 
     /// As [`keep`](Self::keep), for the latest larger block.
-    pub(super) fn keep_large(&self, addr: u64) -> bool {
+    pub(super) fn keep_large(&self, seat: u32, addr: u64) -> bool {
         let may = || self.hub.watched() == 0;
-        self.hub.pair.put(seat_now(), addr, may)
+        self.hub.pair.put(seat, addr, may)
     }
 
     /// Frees a block of this port that was not kept. Only with its class, if it is of one, may it be kept elsewhere.
@@ -315,15 +315,14 @@ impl Port {
     }
 
     /// A block of no bytes, which keeps the lane as any other.
-    pub(super) fn nothing(&'static self) -> Block {
+    pub(super) fn nothing(&'static self) -> Parts {
         self.hub.state().lock().empties += 1;
-        let parts = Parts {
+        Parts {
             port: self,
             addr: 0,
             hint: 0,
             class: 0,
-        };
-        Block::new(parts, 0)
+        }
     }
 
     /// Frees a block of no bytes.

@@ -36,6 +36,7 @@ mod state;
 mod stats;
 
 pub use block::Block;
+use block::Parts;
 use callback::OnOom;
 pub use callback::{OomAnswer, OomEvent};
 pub use config::{HeapConfig, Rounding};
@@ -193,11 +194,14 @@ impl Heap {
     /// As [`alloc`](Self::alloc); [`Error::InvalidConfig`] for another alignment.
     pub fn alloc_aligned(&self, size: u64, align: u64, stream: &Stream) -> Result<Block> {
         check_size(size)?;
-        if let Some(block) = self.shared.kept(size, align, stream) {
-            return Ok(block);
-        }
-        let lane = self.shared.lane(stream)?;
-        self.shared.alloc(&lane, size, align)
+        let parts = match self.shared.kept(size, align, stream) {
+            Some(parts) => parts,
+            None => {
+                let lane = self.shared.lane(stream)?;
+                self.shared.alloc(&lane, size, align)?
+            }
+        };
+        Ok(Block::new(parts, size))
     }
 
     /// As [`alloc`](Self::alloc), with a name that snapshots, errors and traces show. Costs a little more
@@ -354,18 +358,18 @@ fn check_size(size: u64) -> Result<()> {
 
 impl Shared {
     /// A kept block, without a reference to the lane that all threads would count in one place.
-    fn kept(&self, size: u64, align: u64, stream: &Stream) -> Option<Block> {
+    fn kept(&self, size: u64, align: u64, stream: &Stream) -> Option<Parts> {
         let rounded = self.config.rounding.round(size)?;
         if size == 0 || !align.is_power_of_two() || stream.is_retired() {
             return None;
         }
         let lanes = self.lanes.read();
         let lane = lanes.iter().find(|l| l.serves(stream))?;
-        lane.take(size, rounded, align)
+        lane.take(rounded, align)
     }
 
     #[inline]
-    fn alloc(&self, lane: &Front, size: u64, align: u64) -> Result<Block> {
+    fn alloc(&self, lane: &Front, size: u64, align: u64) -> Result<Parts> {
         match self.rounded(lane, size, align)? {
             0 => Ok(lane.nothing()),
             rounded => lane.alloc(size, rounded, align),
@@ -383,7 +387,7 @@ impl Shared {
     fn alloc_named(&self, lane: &Front, len: u64, name: &BlockName) -> Result<Block> {
         let align = DEFAULT_ALIGN;
         match self.rounded(lane, len, align)? {
-            0 => Ok(lane.nothing()),
+            0 => Ok(Block::new(lane.nothing(), 0)),
             size => lane.alloc_named(&Request {
                 len,
                 size,

@@ -48,7 +48,7 @@ impl StreamHeap {
     pub fn alloc(&self, size: u64) -> Result<Block> {
         let parts = match self.take(size) {
             Some(parts) => parts,
-            None => self.alloc_parts(size)?,
+            None => self.seek(size)?,
         };
         Ok(Block::new(parts, size))
     }
@@ -63,9 +63,8 @@ impl StreamHeap {
     }
 
     #[inline(never)]
-    fn alloc_parts(&self, size: u64) -> Result<Parts> {
-        let block = self.shared.alloc(&self.lane, size, DEFAULT_ALIGN)?;
-        Ok(block.into_parts())
+    fn seek(&self, size: u64) -> Result<Parts> {
+        self.shared.alloc(&self.lane, size, DEFAULT_ALIGN)
     }
 
     /// As [`Heap::alloc_aligned`].
@@ -74,7 +73,8 @@ impl StreamHeap {
     ///
     /// As [`Heap::alloc_aligned`].
     pub fn alloc_aligned(&self, size: u64, align: u64) -> Result<Block> {
-        self.shared.alloc(&self.lane, size, align)
+        let parts = self.shared.alloc(&self.lane, size, align)?;
+        Ok(Block::new(parts, size))
     }
 
     /// As [`alloc_raw`](Self::alloc_raw) if that takes no driver call and no lock but this stream's.

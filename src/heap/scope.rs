@@ -101,7 +101,8 @@ impl CaptureScope {
     /// As [`Heap::alloc_aligned`].
     pub fn alloc_aligned(&self, size: u64, align: u64) -> Result<Block> {
         check_size(size)?;
-        self.shared.alloc(&self.lane, size, align)
+        let parts = self.shared.alloc(&self.lane, size, align)?;
+        Ok(Block::new(parts, size))
     }
 
     /// As [`Heap::alloc_named`], of this scope's own memory.
