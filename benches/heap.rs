@@ -136,39 +136,56 @@ impl Random {
 
 fn churns(device: &Device, settings: &Settings) -> Outcome {
     let large = if settings.quick { 1_000 } else { 10_000 };
-    churn(
-        device,
-        settings,
-        "512 B to 16 MiB",
-        large,
-        9,
-        25,
-        Order::Random,
-    )?;
+    let mix = Mix {
+        what: "512 B to 16 MiB",
+        live: large,
+        bits: (9, 25),
+    };
+    churn(device, settings, &mix, "", any)?;
     let lives: &[usize] = match settings.quick {
         true => &[10_000],
         false => &[1_000, 10_000, 100_000, 1_000_000],
     };
-    for live in lives {
-        bare_loop(settings, *live)?;
-        hot_beside_loop(device, settings, *live)?;
-        for order in [Order::Random, Order::Sixteen, Order::List] {
-            churn(device, settings, "256 B to 64 KiB", *live, 8, 17, order)?;
-        }
+    for &live in lives {
+        bare_loop(settings, live)?;
+        hot_beside_loop(device, settings, live)?;
+        let mix = Mix {
+            what: "256 B to 64 KiB",
+            live,
+            bits: (8, 17),
+        };
+        churn(device, settings, &mix, "", any)?;
+        // The misses come together.
+        let (mut at, mut picked) = (0, [0; 16]);
+        let sixteen = |random: &mut Random, blocks: &[Option<Block>]| {
+            at = (at + 1) % picked.len();
+            if at == 0 {
+                picked = std::array::from_fn(|_| any(random, blocks));
+                black_box(picked.map(|at| blocks[at].as_ref().map(Block::ptr)));
+            }
+            picked[at]
+        };
+        let how = ", sixteen picked at once";
+        churn(device, settings, &mix, how, sixteen)?;
+        // The processor has the handle at hand, and what is left is the allocator's.
+        let mut turn = 0;
+        let next = |_: &mut Random, blocks: &[Option<Block>]| {
+            turn = if turn + 1 == blocks.len() {
+                0
+            } else {
+                turn + 1
+            };
+            turn
+        };
+        let how = ", in the list's order";
+        churn(device, settings, &mix, how, next)?;
     }
     Ok(())
 }
 
-/// Which block is freed next.
-#[derive(Clone, Copy)]
-enum Order {
-    /// Any: with many, the caller's own handle is a cache miss each time, in every allocator's figure.
-    Random,
-    /// Any, but sixteen are picked and looked at before the first of them is freed: the misses come together.
-    Sixteen,
-    /// Each in turn from a list of random blocks: the processor has the handle at hand, and what is left is
-    /// the allocator's.
-    List,
+/// Any block: with many, the caller's own handle is a cache miss each time, in every allocator's figure.
+fn any(random: &mut Random, blocks: &[Option<Block>]) -> usize {
+    (random.next() % blocks.len() as u64) as usize
 }
 
 /// What a block is to its owner's loop: as long, and at as round addresses.
@@ -230,15 +247,22 @@ fn hot_beside_loop(device: &Device, settings: &Settings, live: usize) -> Outcome
     Ok(())
 }
 
+/// So many blocks, of lengths of so many bits at least and fewer than so many.
+struct Mix {
+    what: &'static str,
+    live: usize,
+    bits: (u64, u64),
+}
+
+/// Replaces one block after another, that `pick` chooses, by one of another size.
 fn churn(
     device: &Device,
     settings: &Settings,
-    what: &str,
-    live: usize,
-    low: u64,
-    high: u64,
-    order: Order,
+    mix: &Mix,
+    how: &str,
+    mut pick: impl FnMut(&mut Random, &[Option<Block>]) -> usize,
 ) -> Outcome {
+    let (live, what, (low, high)) = (mix.live, mix.what, mix.bits);
     let heap = heap_on(device)?;
     let stream = device.create_stream()?;
     let on = heap.on(&stream)?;
@@ -247,23 +271,9 @@ fn churn(
     for at in 0..live {
         blocks.swap(at, (random.next() % live as u64) as usize);
     }
-    let (mut turn, mut picked) = (0, [0; 16]);
     let mut step = |n: u32, blocks: &mut [Option<Block>]| -> Outcome {
-        for i in 0..n as usize {
-            let at = match order {
-                Order::Random => (random.next() % live as u64) as usize,
-                Order::Sixteen => {
-                    if i.is_multiple_of(16) {
-                        picked = std::array::from_fn(|_| (random.next() % live as u64) as usize);
-                        black_box(picked.map(|at| blocks[at].as_ref().map(Block::ptr)));
-                    }
-                    picked[i % 16]
-                }
-                Order::List => {
-                    turn = if turn + 1 == live { 0 } else { turn + 1 };
-                    turn
-                }
-            };
+        for _ in 0..n {
+            let at = pick(&mut random, blocks);
             let len = random.size(low, high);
             // Freed before the next is taken, as a framework does.
             blocks[at] = None;
@@ -282,13 +292,8 @@ fn churn(
     let before = heap.stats();
     let ns = best(settings, 200_000, |n| step(n, &mut blocks))?;
     let after = heap.stats();
-    let turns = match order {
-        Order::Random => "",
-        Order::Sixteen => ", sixteen picked at once",
-        Order::List => ", in the list's order",
-    };
     println!(
-        "| churn, {live} live, {what}{turns} ({} misses) | {ns:.1} |",
+        "| churn, {live} live, {what}{how} ({} misses) | {ns:.1} |",
         after.misses - before.misses
     );
     drop(blocks);
