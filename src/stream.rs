@@ -22,6 +22,8 @@ struct StreamInner {
     id: StreamId,
     /// The driver's, or one of ours if that gave none when the stream was first met.
     key: StreamKey,
+    /// No other handle's but its clones', on any device.
+    serial: u64,
     /// The driver's, once it is known.
     named: OnceLock<StreamKey>,
     owned: bool,
@@ -146,11 +148,13 @@ impl Stream {
     fn wrap(device: &Device, id: StreamId, key: Option<StreamKey>, owned: bool) -> Self {
         // From the far end: the driver counts up from 1.
         static OURS: AtomicU64 = AtomicU64::new(u64::MAX);
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
         Self {
             inner: Arc::new(StreamInner {
                 device: device.clone(),
                 id,
                 key: key.unwrap_or_else(|| StreamKey(OURS.fetch_sub(1, Relaxed))),
+                serial: SERIAL.fetch_add(1, Relaxed),
                 named: key.map_or_else(OnceLock::new, OnceLock::from),
                 owned,
                 end: OnceLock::new(),
@@ -170,6 +174,13 @@ impl Stream {
     #[must_use]
     pub fn key(&self) -> StreamKey {
         self.inner.key
+    }
+
+    /// A number that no other stream has, of any device; but a foreign stream that is met again after its last handle
+    /// was dropped has another one.
+    #[inline]
+    pub(crate) fn serial(&self) -> u64 {
+        self.inner.serial
     }
 
     /// The stream's device.

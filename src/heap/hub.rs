@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 use std::sync::{Arc, OnceLock};
 
 use super::block::Parts;
+use super::hint::LaneKey;
 use super::lane::Lane;
 use super::magazine::{Magazine, Slot};
 use super::quick::Pair;
 use super::seat::{seat, seat_now};
-use super::state::State;
+use super::state::{RAW, State};
 use crate::Result;
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::Va;
@@ -245,6 +246,32 @@ impl Hub {
             self.after_free();
         }
         freed.map(drop)
+    }
+
+    /// A block without an owner of mapped memory, if the hub is lent to this lane and the history need not hear of it.
+    #[inline]
+    pub(super) fn hit_raw(&self, key: LaneKey, size: u64, align: u64) -> Option<Va> {
+        let mut state = self.lock();
+        match state.key == Some(key) {
+            true => state.hit_raw(size, align),
+            false => None,
+        }
+    }
+
+    /// Frees a block without an owner; `None` if the hub is not lent to this lane.
+    #[inline]
+    pub(super) fn free_raw(&self, key: LaneKey, addr: Va) -> Option<Result<()>> {
+        let freed = {
+            let mut state = self.lock();
+            if state.key != Some(key) {
+                return None;
+            }
+            state.free(addr, u32::MAX, RAW, true)
+        };
+        if self.watched() != 0 {
+            self.after_free();
+        }
+        Some(freed.map(drop))
     }
 
     #[cold]

@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use super::block::no_block;
 use super::config::HeapConfig;
 use super::core;
+use super::hint::LaneKey;
 use super::hub::{Hub, RECORDED, USED_BY_ADDRESS};
 use super::magazine::Magazine;
 use super::retire::GRACE;
@@ -75,7 +76,8 @@ impl Lane {
                 why: "the layout does not fit",
             },
         )?;
-        let hub = Hub::lend(|pair| State::new(core, pair, Some(reservation)));
+        let key = (!is_scope).then(|| LaneKey::new(heap.id, stream));
+        let hub = Hub::lend(|pair| State::new(key, core, pair, Some(reservation)));
         let lane = Arc::new_cyclic(|this| Self {
             pool: pool.clone(),
             config: config.clone(),
@@ -127,9 +129,9 @@ impl Lane {
         self.stream == *stream && !self.is_scope
     }
 
-    /// Bytes of addresses.
-    pub(super) fn range_len(&self) -> u64 {
-        self.range.len()
+    /// The addresses.
+    pub(super) fn range(&self) -> VaRange {
+        self.range
     }
 
     /// Bytes of the longest block that could ever be placed.

@@ -11,6 +11,8 @@ use crate::sync::atomic::AtomicU32;
 
 /// Blocks of up to this many units are kept, by length: 64 KiB.
 pub(super) const CLASSES: usize = 256;
+/// Bytes of the longest block that is kept.
+pub(super) const LONGEST_KEPT: u64 = CLASSES as u64 * UNIT;
 /// Blocks of one length. A model makes magazines by the thousand, which stay.
 const DEPTH: usize = if cfg!(shuttle) { 4 } else { 32 };
 /// Bytes that a magazine keeps, until its lane says how many it may.

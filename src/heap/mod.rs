@@ -17,6 +17,7 @@ mod config;
 mod core;
 mod front;
 mod gate;
+mod hint;
 mod hub;
 mod lane;
 mod lend;
@@ -41,7 +42,9 @@ use callback::OnOom;
 pub use callback::{OomAnswer, OomEvent};
 pub use config::{HeapConfig, Rounding};
 use front::Front;
+use hint::LaneKey;
 use lane::Lane;
+use magazine::LONGEST_KEPT;
 pub use name::BlockName;
 pub use on_stream::StreamHeap;
 use request::Request;
@@ -120,6 +123,10 @@ pub struct Heap {
 }
 
 struct Shared {
+    /// No other heap's.
+    id: u64,
+    /// Sizes up to this one are looked for where they are at hand, as they are; 0 if sizes are rounded.
+    at_hand: u64,
     pool: Pool,
     config: HeapConfig,
     lanes: RwLock<Vec<Arc<Front>>>,
@@ -157,6 +164,11 @@ impl Heap {
         }
         Ok(Self {
             shared: Arc::new(Shared {
+                id: hint::next_heap(),
+                at_hand: match config.rounding {
+                    Rounding::Exact => LONGEST_KEPT,
+                    _ => 0,
+                },
                 pool: pool.clone(),
                 config,
                 lanes: RwLock::new(Vec::new()),
@@ -183,8 +195,35 @@ impl Heap {
     /// [`Error::OutOfMemory`], [`Error::TooLarge`] or [`Error::AddressSpaceExhausted`] (no driver
     /// call was made for a size that no device has), [`Error::Foreign`] for a stream of another
     /// device, [`Error::Stale`] for one that is gone, or a driver error. The heap is as before.
+    #[inline]
     pub fn alloc(&self, size: u64, stream: &Stream) -> Result<Block> {
-        self.alloc_aligned(size, DEFAULT_ALIGN, stream)
+        let parts = match self.take(size, stream) {
+            Some(parts) => parts,
+            None => self.seek(size, DEFAULT_ALIGN, stream)?,
+        };
+        Ok(Block::new(parts, size))
+    }
+
+    /// What most allocations are.
+    #[inline]
+    fn take(&self, size: u64, stream: &Stream) -> Option<Parts> {
+        if size.wrapping_sub(1) >= self.shared.at_hand || stream.is_retired() {
+            return None;
+        }
+        let hint = hint::recall(LaneKey::new(self.shared.id, stream))?;
+        hint.hub().take(size.div_ceil(DEFAULT_ALIGN) as usize)
+    }
+
+    #[inline(never)]
+    fn seek(&self, size: u64, align: u64, stream: &Stream) -> Result<Parts> {
+        check_size(size)?;
+        match self.shared.kept(size, align, stream) {
+            Some(parts) => Ok(parts),
+            None => {
+                let lane = self.shared.lane(stream)?;
+                self.shared.alloc(&lane, size, align)
+            }
+        }
     }
 
     /// As [`alloc`](Self::alloc), at a multiple of `align`, a power of two.
@@ -193,14 +232,7 @@ impl Heap {
     ///
     /// As [`alloc`](Self::alloc); [`Error::InvalidConfig`] for another alignment.
     pub fn alloc_aligned(&self, size: u64, align: u64, stream: &Stream) -> Result<Block> {
-        check_size(size)?;
-        let parts = match self.shared.kept(size, align, stream) {
-            Some(parts) => parts,
-            None => {
-                let lane = self.shared.lane(stream)?;
-                self.shared.alloc(&lane, size, align)?
-            }
-        };
+        let parts = self.seek(size, align, stream)?;
         Ok(Block::new(parts, size))
     }
 
@@ -229,6 +261,9 @@ impl Heap {
     /// As [`alloc_aligned`](Self::alloc_aligned).
     pub fn alloc_raw(&self, size: u64, align: u64, stream: &Stream) -> Result<Va> {
         check_size(size)?;
+        if let Some(addr) = self.shared.kept_raw(size, align, stream) {
+            return Ok(addr);
+        }
         let lane = self.shared.lane(stream)?;
         self.shared.alloc_raw(&lane, size, align)
     }
@@ -254,11 +289,16 @@ impl Heap {
         if addr.get() == 0 {
             return Ok(());
         }
+        let hint = hint::recall_at(self.shared.id, addr);
+        if let Some(freed) = hint.and_then(|hint| hint.free_raw(addr)) {
+            return freed;
+        }
         let (freed, watched) = {
             // Counting a reference to the lane would cost more than the free.
             let lanes = self.shared.lanes.read();
             let lane = lanes.iter().find(|lane| lane.contains(addr));
             let lane = lane.ok_or_else(|| stale(addr))?;
+            self.shared.remember(lane);
             (lane.free(addr), lane.is_watched().then(|| lane.clone()))
         };
         if let Some(lane) = watched {
@@ -365,7 +405,26 @@ impl Shared {
         }
         let lanes = self.lanes.read();
         let lane = lanes.iter().find(|l| l.serves(stream))?;
+        self.remember(lane);
         lane.take(rounded, align)
+    }
+
+    /// A block without an owner, if this thread used the lane a moment ago and it has mapped memory for that.
+    fn kept_raw(&self, size: u64, align: u64, stream: &Stream) -> Option<Va> {
+        let rounded = self.config.rounding.round(size)?;
+        if size == 0 || !align.is_power_of_two() || stream.is_retired() {
+            return None;
+        }
+        let hint = hint::recall(LaneKey::new(self.id, stream))?;
+        hint.hit_raw(rounded, align)
+    }
+
+    /// Has this thread remember a lane, if it serves its stream.
+    fn remember(&self, lane: &Front) {
+        // What is longer than all that a tiny lane may hold has to be refused before it is looked for.
+        if !lane.is_scope() && lane.largest() >= LONGEST_KEPT {
+            hint::remember(self.id, lane);
+        }
     }
 
     #[inline]
@@ -434,6 +493,7 @@ impl Shared {
     fn lane(self: &Arc<Self>, stream: &Stream) -> Result<Arc<Front>> {
         let find = |lanes: &[Arc<Front>]| lanes.iter().find(|l| l.serves(stream)).cloned();
         if let Some(lane) = find(&self.lanes.read()) {
+            self.remember(&lane);
             return Ok(lane);
         }
         // Reserved without the lock; a lane that somebody else was quicker with goes again.
@@ -448,6 +508,7 @@ impl Shared {
             fresh.set_history(history.as_ref());
         }
         lanes.push(fresh.clone());
+        self.remember(&fresh);
         Ok(fresh)
     }
 

@@ -4,11 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::block::{Block, Parts};
-use super::config::Rounding;
 use super::core::UNIT;
 use super::front::Front;
 use super::hub::Hub;
-use super::magazine::CLASSES;
+use super::magazine::LONGEST_KEPT;
 use super::name::BlockName;
 use super::{DEFAULT_ALIGN, Shared};
 use crate::Result;
@@ -28,10 +27,9 @@ pub struct StreamHeap {
 
 impl StreamHeap {
     pub(super) fn new(shared: &Arc<Shared>, lane: Arc<Front>) -> Self {
-        let longest = CLASSES as u64 * UNIT;
-        let is_exact = shared.config.rounding == Rounding::Exact && lane.largest() >= longest;
+        let is_tiny = lane.largest() < LONGEST_KEPT;
         Self {
-            at_hand: if is_exact { longest } else { 0 },
+            at_hand: if is_tiny { 0 } else { shared.at_hand },
             hub: lane.hub(),
             stream: lane.stream().clone(),
             lane,

@@ -244,7 +244,6 @@ pub(super) struct Quick {
     lists: Vec<Vec<Slot>>,
     pair: &'static Pair,
     bytes: u64,
-    blocks: u64,
 }
 
 impl Quick {
@@ -253,7 +252,6 @@ impl Quick {
             lists: vec![Vec::new(); CLASSES + 1],
             pair,
             bytes: 0,
-            blocks: 0,
         }
     }
 
@@ -263,7 +261,10 @@ impl Quick {
 
     /// Bytes and blocks of the lists.
     pub(super) fn sums(&self) -> (u64, u64) {
-        (self.bytes, self.blocks)
+        (
+            self.bytes,
+            self.lists.iter().map(Vec::len).sum::<usize>() as u64,
+        )
     }
 
     /// Bytes of the longest block of the lists.
@@ -295,7 +296,6 @@ impl Quick {
     pub(super) fn take(&mut self, class: u16, fits: impl FnOnce(Slot) -> bool) -> Option<Slot> {
         let slot = self.lists[usize::from(class)].pop_if(|slot| fits(*slot))?;
         self.bytes -= u64::from(class) * UNIT;
-        self.blocks -= 1;
         Some(slot)
     }
 
@@ -341,7 +341,6 @@ impl Quick {
         }
         list.push(slot);
         self.bytes = bytes;
-        self.blocks += 1;
         true
     }
 
@@ -355,9 +354,9 @@ impl Quick {
     /// Every block of the lists, and the larger one, for the books. If it `settles`, also a larger one that is being kept at
     /// this moment.
     pub(super) fn drain(&mut self, settles: bool) -> (Vec<Slot>, Option<Kept>) {
-        let lists = self.lists.iter_mut().filter(|_| self.blocks > 0);
+        let lists = self.lists.iter_mut().filter(|_| self.bytes > 0);
         let all = lists.flat_map(|l| l.drain(..)).collect();
-        (self.bytes, self.blocks) = (0, 0);
+        self.bytes = 0;
         let large = match settles {
             true => self.pair.renew(None),
             false => self.pair.claim(),

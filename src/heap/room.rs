@@ -20,8 +20,8 @@ impl Lane {
             (Some((error, _)), _) => error.clone(),
             (None, 0) => Error::AddressSpaceExhausted {
                 requested: size,
-                reserved: self.range_len(),
-                bound: self.range_len(),
+                reserved: self.range().len(),
+                bound: self.range().len(),
             },
             (None, _) => self.short_of(size, short),
         };

@@ -157,7 +157,7 @@ impl Lane {
             is_scope: self.is_scope(),
             range: Span {
                 addr: Va::new(self.base()),
-                len: self.range_len(),
+                len: self.range().len(),
             },
             stats,
             granules,

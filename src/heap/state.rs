@@ -6,6 +6,7 @@ use std::sync::Weak;
 use super::block::no_block;
 use super::core::{self, Stale, UNIT};
 use super::gate::Stop;
+use super::hint::LaneKey;
 use super::lane::Lane;
 use super::magazine::{Magazine, Slot, class_of};
 use super::name::Named;
@@ -27,12 +28,13 @@ pub(super) const RAW: u32 = 2;
 
 /// Everything that changes. The lock is held for bookkeeping only, never across a driver call.
 pub(super) struct State {
+    /// `None` for one that serves no stream by itself.
+    pub(super) key: Option<LaneKey>,
     pub(super) core: core::Lane,
     pub(super) granules: Granules,
     pub(super) quick: Quick,
     /// Freed blocks that the books show as live.
     pub(super) magazines: Vec<&'static Magazine>,
-    /// The first address.
     /// Uses of live blocks by other streams, by address.
     pub(super) uses: HashMap<u64, Vec<Use>>,
     /// Other streams that replay graphs over this memory.
@@ -69,11 +71,13 @@ pub(super) struct State {
 impl State {
     /// The state of a lane that holds nothing.
     pub(super) fn new(
+        key: Option<LaneKey>,
         core: core::Lane,
         pair: &'static Pair,
         reservation: Option<Reservation>,
     ) -> Self {
         Self {
+            key,
             core,
             granules: Granules::default(),
             quick: Quick::new(pair),
@@ -102,7 +106,7 @@ impl State {
     pub(super) fn strip(&mut self) {
         let page = core::PAGE_BYTES;
         if let Some(core) = core::Lane::new(core::Policy::default(), 0, page, page) {
-            *self = Self::new(core, self.quick.pair(), None);
+            *self = Self::new(None, core, self.quick.pair(), None);
         }
     }
 

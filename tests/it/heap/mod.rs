@@ -7,6 +7,7 @@ mod capture;
 mod end;
 mod faults;
 mod foreign;
+mod hint;
 mod hot;
 mod lend;
 mod oom;
