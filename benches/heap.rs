@@ -80,7 +80,7 @@ fn hot(device: &Device, settings: &Settings) -> Outcome {
         drop(on.alloc(size)?);
         let ns = best(settings, 200_000, |n| {
             for _ in 0..n {
-                black_box(on.alloc(black_box(size))?);
+                black_box(on.alloc(black_box(size))?.ptr());
             }
             Ok(())
         })?;
@@ -88,7 +88,7 @@ fn hot(device: &Device, settings: &Settings) -> Outcome {
     }
     let ns = best(settings, 200_000, |n| {
         for _ in 0..n {
-            black_box(heap.alloc(black_box(512), &stream)?);
+            black_box(heap.alloc(black_box(512), &stream)?.ptr());
         }
         Ok(())
     })?;
@@ -104,7 +104,7 @@ fn hot(device: &Device, settings: &Settings) -> Outcome {
     heap.set_history(Some(&History::new(HistoryConfig::default())));
     let ns = best(settings, 200_000, |n| {
         for _ in 0..n {
-            black_box(on.alloc(black_box(512))?);
+            black_box(on.alloc(black_box(512))?.ptr());
         }
         Ok(())
     })?;
@@ -238,7 +238,7 @@ fn hot_beside_loop(device: &Device, settings: &Settings, live: usize) -> Outcome
             let at = (random.next() % live as u64) as usize;
             let len = random.size(8, 17);
             let block = black_box(blocks[at].take());
-            drop(black_box(on.alloc(len)?));
+            black_box(on.alloc(len)?.ptr());
             blocks[at] = block;
         }
         Ok(())
@@ -324,7 +324,7 @@ fn threads(device: &Device, settings: &Settings) -> Outcome {
                             barrier.wait();
                             let started = Instant::now();
                             for _ in 0..n {
-                                black_box(on.alloc(black_box(4 * KIB))?);
+                                black_box(on.alloc(black_box(4 * KIB))?.ptr());
                             }
                             Ok(started.elapsed())
                         })
