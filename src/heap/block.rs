@@ -38,10 +38,21 @@ const NAMED: u16 = 1 << 14;
 #[must_use = "a block that nobody makes of these is lost"]
 #[derive(Clone, Copy)]
 pub(super) struct Parts {
-    pub(super) port: &'static Port,
-    pub(super) addr: u64,
-    pub(super) hint: u32,
-    pub(super) class: u16,
+    port: &'static Port,
+    addr: u64,
+    /// The hint, and above it the class: one word, as they are read in one where parts come from memory.
+    tail: u64,
+}
+
+impl Parts {
+    #[inline]
+    pub(super) fn new(port: &'static Port, addr: u64, hint: u32, class: u16) -> Self {
+        Self {
+            port,
+            addr,
+            tail: u64::from(class) << 32 | u64::from(hint),
+        }
+    }
 }
 
 impl Block {
@@ -51,8 +62,8 @@ impl Block {
             port: parts.port,
             addr: Va::new(parts.addr),
             len,
-            hint: parts.hint,
-            class: AtomicU16::new(parts.class),
+            hint: parts.tail as u32,
+            class: AtomicU16::new((parts.tail >> 32) as u16),
         }
     }
 

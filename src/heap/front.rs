@@ -79,12 +79,7 @@ impl Front {
                 let seat = seat();
                 let port = hub.port(seat);
                 let kept = hub.pair.take(seat, size, align)?;
-                Some(Parts {
-                    port,
-                    addr: kept.addr,
-                    hint: kept.hint,
-                    class: 0,
-                })
+                Some(Parts::new(port, kept.addr, kept.hint, 0))
             }
             _ if align > UNIT => None,
             class => hub.take(class.into()),
@@ -103,12 +98,8 @@ impl Front {
         if self.lane.is_watched() {
             self.tell_allocated(&found, request);
         }
-        Ok(Parts {
-            port,
-            addr: found.addr,
-            hint: found.hint,
-            class: class_of(found.len),
-        })
+        let class = class_of(found.len);
+        Ok(Parts::new(port, found.addr, found.hint, class))
     }
 
     /// Tells the history of a block that nobody else knows yet.

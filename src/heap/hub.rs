@@ -201,12 +201,7 @@ impl Hub {
         // Whose it is the magazine looks.
         let port = self.ports[seat as usize % SEATS].get()?;
         let slot = port.magazine.take(seat, class)?;
-        Some(Parts {
-            port,
-            addr: slot.addr,
-            hint: slot.hint,
-            class: class as u16,
-        })
+        Some(Parts::new(port, slot.addr, slot.hint, class as u16))
     }
 
     /// The port of the calling thread, which sits on `seat`: a miss and a trim empty its magazine.
@@ -344,12 +339,7 @@ impl Port {
     /// A block of no bytes, which keeps the lane as any other.
     pub(super) fn nothing(&'static self) -> Parts {
         self.hub.state().lock().empties += 1;
-        Parts {
-            port: self,
-            addr: 0,
-            hint: 0,
-            class: 0,
-        }
+        Parts::new(self, 0, 0, 0)
     }
 
     /// Frees a block of no bytes.
