@@ -89,7 +89,7 @@ const TRIM_GRACE: Duration = Duration::from_millis(1);
 /// Blocks keep their memory, also when the heap is dropped first. What is dropped last waits for the
 /// streams that may still use the memory, then returns it. A block that is never dropped ([`std::mem::forget`])
 /// keeps all that its stream has. Some host memory stays for the next heap of the process: for each stream that was in
-/// use at a time, 66 KiB for each thread that used it.
+/// use at a time, 131 KiB for each thread that used it.
 ///
 /// # Threads
 ///
