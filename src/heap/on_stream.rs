@@ -14,7 +14,7 @@ use crate::Result;
 use crate::stream::Stream;
 use crate::units::Va;
 
-/// A [`Heap`] as one stream sees it. Cheap to clone.
+/// A [`Heap`](super::Heap) as one stream sees it. Cheap to clone.
 #[derive(Clone)]
 pub struct StreamHeap {
     /// Sizes up to this one are looked for where they are at hand, as they are.
@@ -37,11 +37,11 @@ impl StreamHeap {
         }
     }
 
-    /// As [`Heap::alloc`].
+    /// As [`Heap::alloc`](super::Heap::alloc).
     ///
     /// # Errors
     ///
-    /// As [`Heap::alloc`].
+    /// As [`Heap::alloc`](super::Heap::alloc).
     #[inline(always)]
     pub fn alloc(&self, size: u64) -> Result<Block> {
         let parts = match self.take(size) {
@@ -65,11 +65,11 @@ impl StreamHeap {
         self.shared.alloc(&self.lane, size, DEFAULT_ALIGN)
     }
 
-    /// As [`Heap::alloc_aligned`].
+    /// As [`Heap::alloc_aligned`](super::Heap::alloc_aligned).
     ///
     /// # Errors
     ///
-    /// As [`Heap::alloc_aligned`].
+    /// As [`Heap::alloc_aligned`](super::Heap::alloc_aligned).
     pub fn alloc_aligned(&self, size: u64, align: u64) -> Result<Block> {
         let parts = self.shared.alloc(&self.lane, size, align)?;
         Ok(Block::new(parts, size))
@@ -85,21 +85,21 @@ impl StreamHeap {
         }
     }
 
-    /// As [`Heap::alloc_raw`].
+    /// As [`Heap::alloc_raw`](super::Heap::alloc_raw).
     ///
     /// # Errors
     ///
-    /// As [`Heap::alloc_raw`].
+    /// As [`Heap::alloc_raw`](super::Heap::alloc_raw).
     #[inline]
     pub fn alloc_raw(&self, size: u64, align: u64) -> Result<Va> {
         self.shared.alloc_raw(&self.lane, size, align)
     }
 
-    /// As [`Heap::alloc_named`].
+    /// As [`Heap::alloc_named`](super::Heap::alloc_named).
     ///
     /// # Errors
     ///
-    /// As [`Heap::alloc`].
+    /// As [`Heap::alloc`](super::Heap::alloc).
     pub fn alloc_named(&self, size: u64, name: impl Into<BlockName>) -> Result<Block> {
         self.shared.alloc_named(&self.lane, size, &name.into())
     }

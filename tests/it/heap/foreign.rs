@@ -17,14 +17,6 @@ on_each_driver! {
     blocks_outlive_their_stream
 }
 
-/// A stream that another library makes with the driver.
-fn adopt(yard: &Yard) -> (StreamId, Stream) {
-    let id = yard.rig.inner.create_stream().unwrap();
-    let stream = yard.rig.device.foreign_stream(id).unwrap();
-    assert_eq!(yard.rig.device.foreign_stream(id).unwrap(), stream);
-    (id, stream)
-}
-
 fn yard(on: On) -> Yard {
     let config = HeapConfig {
         granule_max: 4 * MIB,
@@ -38,7 +30,7 @@ fn yard(on: On) -> Yard {
 fn memory_of_a_destroyed_stream_comes_back_after_its_work(on: On) {
     let yard = yard(on);
     let before = yard.rig.device.reserved_addresses();
-    let (id, stream) = adopt(&yard);
+    let (id, stream) = yard.adopt();
     let block = yard.heap.alloc(32 * MIB, &stream).unwrap();
     // The owner's work is behind a hold on another stream, since holding a stream that is destroyed may wait.
     let hold = yard.streams[1].hold().unwrap();
@@ -75,7 +67,7 @@ fn a_handle_that_is_used_again_is_another_stream(on: On) {
     let yard = yard(on);
     let mut old: Vec<Stream> = Vec::new();
     for round in 0..8 {
-        let (id, stream) = adopt(&yard);
+        let (id, stream) = yard.adopt();
         assert!(!old.contains(&stream));
         let block = yard.heap.alloc(12 * MIB, &stream).unwrap();
         write(&yard.rig, block.range(), round, &stream);
@@ -104,7 +96,7 @@ fn a_handle_that_is_used_again_is_another_stream(on: On) {
 
 fn a_retired_stream_is_a_typed_error(on: On) {
     let yard = yard(on);
-    let (id, stream) = adopt(&yard);
+    let (id, stream) = yard.adopt();
     let theirs = yard.heap.on(&stream).unwrap();
     let block = theirs.alloc(2 * MIB).unwrap();
     let small = theirs.alloc(512).unwrap();
@@ -156,7 +148,7 @@ fn many_streams_come_and_go_without_using_up_addresses(on: On) {
     let mut most = 0;
     let mut handles = Vec::new();
     for round in 0..40 {
-        let (id, stream) = adopt(&yard);
+        let (id, stream) = yard.adopt();
         drop(yard.heap.alloc(4 * MIB, &stream).unwrap());
         stream.retire().unwrap();
         yard.rig.inner.destroy_stream(id).unwrap();
@@ -173,7 +165,7 @@ fn many_streams_come_and_go_without_using_up_addresses(on: On) {
 
 fn blocks_outlive_their_stream(on: On) {
     let yard = yard(on);
-    let (id, stream) = adopt(&yard);
+    let (id, stream) = yard.adopt();
     let block = yard.heap.alloc(4 * MIB, &stream).unwrap();
     write(&yard.rig, block.range(), 5, &stream);
     yard.streams[0].wait(&stream.fence().unwrap()).unwrap();

@@ -2,9 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
-use granule::driver::StreamId;
 use granule::units::{KIB, MIB};
-use granule::{DEFAULT_ALIGN, Error, Heap, HeapConfig, Rounding, Stream};
+use granule::{DEFAULT_ALIGN, Error, Heap, HeapConfig, Rounding};
 
 use super::yard::Yard;
 use crate::support::On;
@@ -24,11 +23,6 @@ fn yard(on: On) -> Yard {
 
 fn is_stale<T>(result: granule::Result<T>) -> bool {
     matches!(result, Err(Error::Stale { .. }))
-}
-
-fn adopt(yard: &Yard) -> (StreamId, Stream) {
-    let id = yard.rig.inner.create_stream().unwrap();
-    (id, yard.rig.device.foreign_stream(id).unwrap())
 }
 
 fn an_address_of_a_heap_that_ended_is_refused_by_the_next(on: On) {
@@ -80,7 +74,7 @@ fn two_heaps_on_a_stream_know_their_own_blocks(on: On) {
 
 fn a_stream_that_a_thread_used_is_refused_once_it_is_retired(on: On) {
     let yard = yard(on);
-    let (id, stream) = adopt(&yard);
+    let (id, stream) = yard.adopt();
     let on_stream = yard.heap.on(&stream).unwrap();
     let alloc_raw = || yard.heap.alloc_raw(512, DEFAULT_ALIGN, &stream);
     drop([512, 512].map(|size| yard.heap.alloc(size, &stream).unwrap()));
@@ -94,7 +88,7 @@ fn a_stream_that_a_thread_used_is_refused_once_it_is_retired(on: On) {
     yard.heap.free_raw(raw[1]).unwrap();
     assert!(is_stale(yard.heap.free_raw(raw[1])));
     drop(on_stream);
-    let (id, next) = adopt(&yard);
+    let (id, next) = yard.adopt();
     drop(yard.heap.alloc(512, &next).unwrap());
     assert!(is_stale(yard.heap.alloc(512, &stream)) && is_stale(alloc_raw()));
     drop(stream);
@@ -109,7 +103,7 @@ fn a_stream_that_a_thread_used_is_refused_once_it_is_retired(on: On) {
 fn streams_are_retired_under_threads_that_allocate_there(on: On) {
     let yard = yard(on);
     for turn in 0..20 {
-        let (id, stream) = adopt(&yard);
+        let (id, stream) = yard.adopt();
         let (seen, done) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for raw in [false, true] {
@@ -140,7 +134,7 @@ fn streams_are_retired_under_threads_that_allocate_there(on: On) {
             // Others come and go, and take what a lane that went leaves.
             let others = scope.spawn(|| {
                 while !done.load(Relaxed) {
-                    let (id, other) = adopt(&yard);
+                    let (id, other) = yard.adopt();
                     drop(SIZES.map(|size| yard.heap.alloc(size, &other).unwrap()));
                     other.retire().unwrap();
                     yard.rig.inner.destroy_stream(id).unwrap();

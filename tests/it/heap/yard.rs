@@ -125,6 +125,14 @@ impl Yard {
         }
     }
 
+    /// A stream that another library makes with the driver.
+    pub fn adopt(&self) -> (StreamId, Stream) {
+        let id = self.rig.inner.create_stream().unwrap();
+        let stream = self.rig.device.foreign_stream(id).unwrap();
+        assert_eq!(self.rig.device.foreign_stream(id).unwrap(), stream);
+        (id, stream)
+    }
+
     #[track_caller]
     pub fn alloc(&self, size: u64, stream: usize) -> Block {
         self.heap.alloc(size, &self.streams[stream]).unwrap()
