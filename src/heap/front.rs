@@ -82,7 +82,7 @@ impl Front {
                 Some(Parts::new(port, kept.addr, kept.hint, 0))
             }
             _ if align > UNIT => None,
-            class => hub.take(class.into()),
+            _ => hub.take(size),
         }
     }
 

@@ -105,3 +105,48 @@ impl Hint {
         self.hub.free_raw(self.key, addr)
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::super::{DEFAULT_ALIGN, Heap, HeapConfig};
+    use super::*;
+    use crate::driver::sim::SimConfig;
+    use crate::pool::{Pool, PoolConfig};
+    use crate::{Device, units::MIB};
+
+    /// A heap with a stream, an address of its own, and what this thread remembers of the lane.
+    fn used(device: &Device) -> (Heap, Stream, Va, Hint) {
+        let pool = Pool::new(device, PoolConfig::with_budget(64 * MIB)).unwrap();
+        let heap = Heap::new(&pool, HeapConfig::default()).unwrap();
+        let stream = device.create_stream().unwrap();
+        let addr = heap.alloc_raw(512, DEFAULT_ALIGN, &stream).unwrap();
+        let hint = recall(LaneKey::new(heap.shared.id, &stream)).unwrap();
+        (heap, stream, addr, hint)
+    }
+
+    #[test]
+    fn a_hint_of_a_lane_that_went_gives_and_frees_nothing_of_the_next() {
+        let device = Device::sim(SimConfig::default()).unwrap();
+        let (heap, stream, _, old) = used(&device);
+        drop((heap, stream));
+        // Other tests' threads may be lent the hub first, and give it back.
+        let (began, mut others) = (Instant::now(), Vec::new());
+        let (heap, _stream, addr, new) = loop {
+            let next = used(&device);
+            if std::ptr::eq(next.3.hub, old.hub) {
+                break next;
+            }
+            others.push(next);
+            assert!(began.elapsed() < Duration::from_secs(60));
+        };
+        assert!(old.hit_raw(512, DEFAULT_ALIGN).is_none() && old.free_raw(addr).is_none());
+        assert_eq!((heap.stats().blocks, heap.stats().allocs), (1, 1));
+        let more = new.hit_raw(512, DEFAULT_ALIGN).unwrap();
+        assert!(more != addr && new.free_raw(addr).unwrap().is_ok());
+        heap.free_raw(more).unwrap();
+        assert_eq!(heap.audit().unwrap().blocks, 0);
+    }
+}

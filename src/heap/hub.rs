@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 use std::sync::{Arc, OnceLock};
 
 use super::block::Parts;
+use super::core::UNIT;
 use super::hint::LaneKey;
 use super::lane::Lane;
-use super::magazine::{Magazine, Slot};
+use super::magazine::{LONGEST_KEPT, Magazine, Slot};
 use super::quick::Pair;
 use super::seat::{seat, seat_now};
 use super::state::{RAW, State};
@@ -194,10 +195,14 @@ impl Hub {
         self.state().lock()
     }
 
-    /// A kept block of a class that is at hand for the calling thread.
+    /// A block of `size` bytes that the calling thread has at hand. They need not be rounded: there is a block of so many
+    /// units only if that is what some size is rounded to, and then it is what `size` is rounded to.
     #[inline]
-    pub(super) fn take(&'static self, class: usize) -> Option<Parts> {
-        let seat = seat_now();
+    pub(super) fn take(&'static self, size: u64) -> Option<Parts> {
+        if size.wrapping_sub(1) >= LONGEST_KEPT {
+            return None;
+        }
+        let (seat, class) = (seat_now(), size.div_ceil(UNIT) as usize);
         // Whose it is the magazine looks.
         let port = self.ports[seat as usize % SEATS].get()?;
         let slot = port.magazine.take(seat, class)?;

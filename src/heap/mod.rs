@@ -44,7 +44,6 @@ pub use config::{HeapConfig, Rounding};
 use front::Front;
 use hint::LaneKey;
 use lane::Lane;
-use magazine::LONGEST_KEPT;
 pub use name::BlockName;
 pub use on_stream::StreamHeap;
 use request::Request;
@@ -125,8 +124,6 @@ pub struct Heap {
 struct Shared {
     /// No other heap's.
     id: u64,
-    /// Sizes up to this one are looked for where they are at hand, as they are; 0 if sizes are rounded.
-    at_hand: u64,
     pool: Pool,
     config: HeapConfig,
     lanes: RwLock<Vec<Arc<Front>>>,
@@ -165,10 +162,6 @@ impl Heap {
         Ok(Self {
             shared: Arc::new(Shared {
                 id: hint::next_heap(),
-                at_hand: match config.rounding {
-                    Rounding::Exact => LONGEST_KEPT,
-                    _ => 0,
-                },
                 pool: pool.clone(),
                 config,
                 lanes: RwLock::new(Vec::new()),
@@ -207,11 +200,11 @@ impl Heap {
     /// What most allocations are.
     #[inline]
     fn take(&self, size: u64, stream: &Stream) -> Option<Parts> {
-        if size.wrapping_sub(1) >= self.shared.at_hand || stream.is_retired() {
+        if stream.is_retired() {
             return None;
         }
         let hint = hint::recall(LaneKey::new(self.shared.id, stream))?;
-        hint.hub().take(size.div_ceil(DEFAULT_ALIGN) as usize)
+        hint.hub().take(size)
     }
 
     #[inline(never)]
@@ -421,8 +414,7 @@ impl Shared {
 
     /// Has this thread remember a lane, if it serves its stream.
     fn remember(&self, lane: &Front) {
-        // What is longer than all that a tiny lane may hold has to be refused before it is looked for.
-        if !lane.is_scope() && lane.largest() >= LONGEST_KEPT {
+        if !lane.is_scope() {
             hint::remember(self.id, lane);
         }
     }

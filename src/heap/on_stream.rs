@@ -4,10 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::block::{Block, Parts};
-use super::core::UNIT;
 use super::front::Front;
 use super::hub::Hub;
-use super::magazine::LONGEST_KEPT;
 use super::name::BlockName;
 use super::{DEFAULT_ALIGN, Shared};
 use crate::Result;
@@ -17,8 +15,6 @@ use crate::units::Va;
 /// A [`Heap`](super::Heap) as one stream sees it. Cheap to clone.
 #[derive(Clone)]
 pub struct StreamHeap {
-    /// Sizes up to this one are looked for where they are at hand, as they are.
-    at_hand: u64,
     hub: &'static Hub,
     stream: Stream,
     lane: Arc<Front>,
@@ -27,9 +23,7 @@ pub struct StreamHeap {
 
 impl StreamHeap {
     pub(super) fn new(shared: &Arc<Shared>, lane: Arc<Front>) -> Self {
-        let is_tiny = lane.largest() < LONGEST_KEPT;
         Self {
-            at_hand: if is_tiny { 0 } else { shared.at_hand },
             hub: lane.hub(),
             stream: lane.stream().clone(),
             lane,
@@ -54,10 +48,10 @@ impl StreamHeap {
     /// What most allocations are, in few enough instructions to be a part of the caller.
     #[inline]
     fn take(&self, size: u64) -> Option<Parts> {
-        if size.wrapping_sub(1) >= self.at_hand || self.stream.is_retired() {
-            return None;
+        match self.stream.is_retired() {
+            true => None,
+            false => self.hub.take(size),
         }
-        self.hub.take(size.div_ceil(UNIT) as usize)
     }
 
     #[inline(never)]

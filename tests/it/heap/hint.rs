@@ -13,6 +13,7 @@ on_each_driver! {
     two_heaps_on_a_stream_know_their_own_blocks
     a_stream_that_a_thread_used_is_refused_once_it_is_retired
     streams_are_retired_under_threads_that_allocate_there
+    a_scope_is_not_taken_for_its_streams_own_side
 }
 
 const SIZES: [u64; 4] = [512, 64 * KIB, 80 * KIB, 3 * MIB];
@@ -99,6 +100,33 @@ fn a_stream_that_a_thread_used_is_refused_once_it_is_retired(on: On) {
     yard.end();
 }
 
+/// A thread that freed an address of a scope was there last.
+fn a_scope_is_not_taken_for_its_streams_own_side(on: On) {
+    let yard = yard(on);
+    let stream = &yard.streams[0];
+    drop(yard.alloc(512, 0));
+    let scope = yard.heap.capture_scope(stream).unwrap();
+    let blocks = [scope.alloc(512).unwrap(), scope.alloc(512).unwrap()];
+    let places = blocks.each_ref().map(|block| block.ptr());
+    let [kept, raw] = blocks;
+    yard.heap.free_raw(raw.into_raw()).unwrap();
+    drop(kept);
+    let held: Vec<_> = (0..4).map(|_| yard.alloc(512, 0)).collect();
+    let raw: Vec<_> = (0..4)
+        .map(|_| yard.heap.alloc_raw(512, DEFAULT_ALIGN, stream).unwrap())
+        .collect();
+    let strays = held
+        .iter()
+        .map(|block| block.ptr())
+        .chain(raw.iter().copied());
+    assert_eq!(strays.filter(|at| places.contains(at)).count(), 0);
+    raw.into_iter()
+        .for_each(|at| yard.heap.free_raw(at).unwrap());
+    drop((held, scope));
+    yard.audit();
+    yard.end();
+}
+
 /// A lane goes with its stream, and what it leaves serves the next one, while a thread is on its way in.
 fn streams_are_retired_under_threads_that_allocate_there(on: On) {
     let yard = yard(on);
@@ -173,25 +201,28 @@ fn a_stream_of_another_device_is_refused_however_often_it_was_used_there() {
     yards.into_iter().for_each(Yard::end);
 }
 
-/// Small sizes are rounded too, also where a block of the size is at hand.
+/// Small sizes are rounded too, also where a block is at hand: never one that is shorter or longer.
 #[test]
 fn blocks_at_hand_are_as_long_as_rounding_says() {
-    for (rounding, usable) in [
-        (Rounding::Exact, [768, 5 * KIB + 256]),
-        (Rounding::PowerOfTwo, [KIB, 8 * KIB]),
-        (Rounding::Divisions(4), [768, 6 * KIB]),
-    ] {
+    let roundings = [1, 2, 4, 8, 16].map(Rounding::Divisions);
+    for rounding in [Rounding::Exact, Rounding::PowerOfTwo]
+        .into_iter()
+        .chain(roundings)
+    {
         let config = HeapConfig {
             rounding,
             ..HeapConfig::default()
         };
         let yard = Yard::new(On::Sim, 64 * MIB, config, 1);
         let on = yard.heap.on(&yard.streams[0]).unwrap();
-        for _ in 0..100 {
-            for (size, usable) in [600, 5 * KIB + 1].into_iter().zip(usable) {
+        // Two turns: in the second, blocks of all lengths that there are lie at hand.
+        for _ in 0..2 {
+            for size in (1..70 * KIB).step_by(37) {
+                let usable = rounding.round(size).unwrap().next_multiple_of(256);
                 for block in [yard.alloc(size, 0), on.alloc(size).unwrap()] {
                     assert_eq!(block.len(), size);
-                    assert_eq!(yard.heap.usable_size(block.ptr()).unwrap(), usable);
+                    let found = yard.heap.usable_size(block.ptr()).unwrap();
+                    assert_eq!(found, usable, "{rounding:?} of {size}");
                 }
             }
         }
