@@ -365,6 +365,18 @@ pub enum Error {
 }
 
 impl Error {
+    /// An error if a figure of some books is not what a recount gives.
+    pub(crate) fn recount(what: &'static str, booked: u64, counted: u64) -> crate::Result<()> {
+        match booked == counted {
+            true => Ok(()),
+            false => Err(Self::Inconsistent {
+                what,
+                booked,
+                counted,
+            }),
+        }
+    }
+
     /// Whether freeing memory and trying again may help.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {

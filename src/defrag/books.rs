@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
 
-use super::plan::{Piece, Slot, State};
+use super::plan::{Move, Piece, Slot, State};
 use super::uses::Uses;
 use super::{Age, MovableStats};
 use crate::stream::{Fence, Stream};
@@ -226,6 +226,23 @@ impl Books {
         }
     }
 
+    /// Whether a block lies where a plan has it, and nobody holds it there.
+    pub(super) fn may_move(&self, one: &Move) -> bool {
+        self.blocks.get(&one.id).is_some_and(|block| {
+            let is_there = (block.offset, block.len) == (one.from, one.len);
+            is_there && block.still == 0 && !block.moving
+        })
+    }
+
+    /// Marks blocks as on their way, or as arrived.
+    pub(super) fn set_moving(&mut self, moves: &[Move], moving: bool) {
+        for one in moves {
+            if let Some(block) = self.blocks.get_mut(&one.id) {
+                block.moving = moving;
+            }
+        }
+    }
+
     /// Ascending places.
     pub(super) fn hold(&mut self, places: &[(u64, u64)]) {
         let places = places.iter().copied();
@@ -330,52 +347,48 @@ impl Books {
     ///
     /// [`Error::Inconsistent`] with both figures.
     pub(super) fn audit(&self) -> Result<()> {
-        let same = |what, booked: u64, counted: u64| match booked == counted {
-            true => Ok(()),
-            false => Err(Error::Inconsistent {
-                what,
-                booked,
-                counted,
-            }),
-        };
-        same(
+        Error::recount(
             "live bytes",
             self.live,
             self.blocks.values().map(|b| b.len).sum(),
         )?;
-        same(
+        Error::recount(
             "free bytes",
             self.free_bytes,
             self.free.values().map(|r| r.len).sum(),
         )?;
-        same(
+        Error::recount(
             "free runs",
             self.free.len() as u64,
             self.by_size.len() as u64,
         )?;
-        same(
+        Error::recount(
             "blocks",
             self.blocks.len() as u64,
             self.by_place.len() as u64,
         )?;
         for (&offset, id) in &self.by_place {
             let at = self.blocks.get(id).map_or(u64::MAX, |b| b.offset);
-            same("place of a block", offset, at)?;
+            Error::recount("place of a block", offset, at)?;
         }
+        self.audit_places()
+    }
+
+    /// Everything side by side, without overlaps, in mapped slots.
+    fn audit_places(&self) -> Result<()> {
         let slots = self.slots.iter().filter(|s| **s == Slot::Mapped).count() as u64;
-        same("mapped bytes", self.mapped(), slots * self.unit)?;
-        // Everything side by side, without overlaps, in mapped slots.
+        Error::recount("mapped bytes", self.mapped(), slots * self.unit)?;
         let mut all: Vec<(u64, u64)> = self.free.iter().map(|(at, r)| (*at, r.len)).collect();
         all.extend(self.blocks.values().map(|b| (b.offset, b.len)));
         all.extend(self.held.iter().map(|(at, len)| (*at, *len)));
         all.sort_unstable();
         let mut end = 0;
         for (at, len) in all {
-            same("overlaps", at.max(end), at)?;
+            Error::recount("overlaps", at.max(end), at)?;
             end = at + len;
             for slot in at / self.unit..end.div_ceil(self.unit) {
                 let slot = usize::try_from(slot).ok().and_then(|i| self.slots.get(i));
-                same(
+                Error::recount(
                     "bytes in slots that are not mapped",
                     0,
                     u64::from(slot != Some(&Slot::Mapped)),
@@ -384,7 +397,7 @@ impl Books {
         }
         let mut last = None;
         for (&at, run) in &self.free {
-            same(
+            Error::recount(
                 "neighbours that are not joined",
                 0,
                 u64::from(last == Some(at)),

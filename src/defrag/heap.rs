@@ -295,14 +295,7 @@ impl MovableHeap {
         let without = slots
             .zip(&heap.granules)
             .filter(|(slot, granule)| (**slot == Slot::Mapped) != granule.is_some());
-        match without.count() {
-            0 => Ok(()),
-            n => Err(Error::Inconsistent {
-                what: "granules of slots",
-                booked: 0,
-                counted: n as u64,
-            }),
-        }
+        Error::recount("granules of slots", 0, without.count() as u64)
     }
 }
 

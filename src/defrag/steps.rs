@@ -66,13 +66,7 @@ impl Inner {
         {
             let mut heap = self.heap.lock();
             let books = &mut heap.books;
-            let as_planned = moves.iter().all(|one| {
-                books.blocks.get(&one.id).is_some_and(|block| {
-                    (block.offset, block.len) == (one.from, one.len)
-                        && block.still == 0
-                        && !block.moving
-                })
-            });
+            let as_planned = moves.iter().all(|one| books.may_move(one));
             let carved = as_planned.then(|| books.carve_all(&places)).flatten();
             let Some(uses) = carved else {
                 return Ok(Went::Outdated);
@@ -80,10 +74,10 @@ impl Inner {
             targets = uses;
             targets.iter().for_each(|uses| waits.join(uses));
             books.hold(&places);
+            books.set_moving(moves, true);
             for one in moves {
-                if let Some(block) = books.blocks.get_mut(&one.id) {
+                if let Some(block) = books.blocks.get(&one.id) {
                     waits.join(&block.uses);
-                    block.moving = true;
                     if let Some(fence) = &block.ready
                         && !ready.iter().any(|known| known.is_same(fence))
                     {
@@ -109,10 +103,10 @@ impl Inner {
                     uses.add(stream);
                     heap.books.unhold(to, uses);
                 }
+                heap.books.set_moving(moves, false);
                 for one in moves {
                     if let Some(block) = heap.books.blocks.get_mut(&one.id) {
                         block.uses.add(stream);
-                        block.moving = false;
                     }
                 }
                 Err(error)
@@ -401,54 +395,25 @@ impl Inner {
 
     /// Remaps live blocks of whole granules. Work that was queued on the old addresses goes on there.
     fn shift_step(&self, moves: &[Move], tally: &mut Tally) -> Result<Went> {
-        let mut legs: Vec<(usize, usize, PhysId)> = Vec::new();
-        {
+        let legs = {
             let mut heap = self.heap.lock();
-            let unit = heap.books.unit;
-            let slot = |at: u64| usize::try_from(at / unit).unwrap_or(usize::MAX);
-            for one in moves {
-                let sound = heap.books.blocks.get(&one.id).is_some_and(|block| {
-                    (block.offset, block.len) == (one.from, one.len)
-                        && block.still == 0
-                        && !block.moving
-                }) && [one.from, one.to, one.len].iter().all(|n| n % unit == 0);
-                let (from, to) = (slot(one.from), slot(one.to));
-                for i in 0..slot(one.len) {
-                    let source = heap.granules.get(from + i).and_then(|g| g.as_ref());
-                    let target = heap.books.slots.get(to + i) == Some(&Slot::Hole);
-                    match source {
-                        Some(granule) if sound && target => {
-                            legs.push((from + i, to + i, granule.phys()));
-                        }
-                        _ => return Ok(Went::Outdated),
-                    }
-                }
+            let Some(legs) = legs_of(&heap, moves) else {
+                return Ok(Went::Outdated);
+            };
+            heap.books.set_moving(moves, true);
+            for leg in &legs {
+                heap.books.slots[leg.1] = Slot::Busy;
             }
-            for one in moves {
-                if let Some(block) = heap.books.blocks.get_mut(&one.id) {
-                    block.moving = true;
-                }
-            }
-            legs.iter()
-                .for_each(|leg| heap.books.slots[leg.1] = Slot::Busy);
-        }
+            legs
+        };
         let mut mapped: Vec<(usize, VaRange)> = Vec::new();
         let done = self.map_live(&legs, &mut mapped, tally);
-        let mut stuck = Vec::new();
-        if done.is_err() {
-            for (slot, range) in &mapped {
-                let driver = self.driver();
-                if driver.unmap(*range).is_err() && driver.unmap(*range).is_err() {
-                    stuck.push(Stale::new(*slot, Uses::default()));
-                }
-            }
-        }
+        let stuck = match done {
+            Ok(()) => Vec::new(),
+            Err(_) => self.unmap_live(&mapped),
+        };
         let mut heap = self.heap.lock();
-        for one in moves {
-            if let Some(block) = heap.books.blocks.get_mut(&one.id) {
-                block.moving = false;
-            }
-        }
+        heap.books.set_moving(moves, false);
         if done.is_err() {
             for leg in &legs {
                 heap.books.slots[leg.1] = Slot::Hole;
@@ -458,28 +423,24 @@ impl Inner {
             }
             heap.stale.extend(stuck);
         } else {
-            let unit = heap.books.unit;
-            for one in moves {
-                let uses = heap.books.blocks.get(&one.id).map(|b| b.uses.clone());
-                let first = usize::try_from(one.from / unit).unwrap_or(usize::MAX);
-                for i in 0..usize::try_from(one.len / unit).unwrap_or(0) {
-                    let stale = Stale::new(first + i, uses.clone().unwrap_or_default());
-                    heap.stale.push(stale);
-                }
-                heap.books.settle(one.id, one.to, None);
-            }
-            for (from, to, _) in &legs {
-                heap.granules[*to] = heap.granules[*from].take();
-                heap.books.slots[*to] = Slot::Mapped;
-                heap.books.slots[*from] = Slot::Busy;
-            }
-            heap.remapped += legs.len() as u64;
+            settle_shift(&mut heap, moves, &legs);
             tally.remapped += legs.len() as u64;
             tally.pointers_changed += moves.len() as u64;
         }
         drop(heap);
         self.moved.notify_all();
         done.map(|()| Went::Done)
+    }
+
+    /// Undoes mappings that nobody knows of yet; those that stay.
+    fn unmap_live(&self, mapped: &[(usize, VaRange)]) -> Vec<Stale> {
+        let driver = self.driver();
+        let stays =
+            |range: &VaRange| driver.unmap(*range).is_err() && driver.unmap(*range).is_err();
+        let stuck = mapped.iter().filter(|(_, range)| stays(range));
+        stuck
+            .map(|(slot, _)| Stale::new(*slot, Uses::default()))
+            .collect()
     }
 
     fn map_live(
@@ -498,4 +459,46 @@ impl Inner {
         }
         self.open(mapped.iter().map(|m| m.1).collect(), tally)
     }
+}
+
+/// Granules of live blocks on their way from slots to slots; `None` if it is not as planned.
+fn legs_of(heap: &HeapState, moves: &[Move]) -> Option<Vec<(usize, usize, PhysId)>> {
+    let unit = heap.books.unit;
+    let slot = |at: u64| usize::try_from(at / unit).unwrap_or(usize::MAX);
+    let mut legs = Vec::new();
+    for one in moves {
+        let is_whole = [one.from, one.to, one.len].iter().all(|n| n % unit == 0);
+        if !(is_whole && heap.books.may_move(one)) {
+            return None;
+        }
+        let (from, to) = (slot(one.from), slot(one.to));
+        for i in 0..slot(one.len) {
+            let granule = heap.granules.get(from + i)?.as_ref()?;
+            if heap.books.slots.get(to + i) != Some(&Slot::Hole) {
+                return None;
+            }
+            legs.push((from + i, to + i, granule.phys()));
+        }
+    }
+    Some(legs)
+}
+
+/// Books blocks and their granules at their new places; the old ones stay until their uses have passed.
+fn settle_shift(heap: &mut HeapState, moves: &[Move], legs: &[(usize, usize, PhysId)]) {
+    let unit = heap.books.unit;
+    for one in moves {
+        let uses = heap.books.blocks.get(&one.id).map(|b| b.uses.clone());
+        let first = usize::try_from(one.from / unit).unwrap_or(usize::MAX);
+        for i in 0..usize::try_from(one.len / unit).unwrap_or(0) {
+            let stale = Stale::new(first + i, uses.clone().unwrap_or_default());
+            heap.stale.push(stale);
+        }
+        heap.books.settle(one.id, one.to, None);
+    }
+    for (from, to, _) in legs {
+        heap.granules[*to] = heap.granules[*from].take();
+        heap.books.slots[*to] = Slot::Mapped;
+        heap.books.slots[*from] = Slot::Busy;
+    }
+    heap.remapped += legs.len() as u64;
 }

@@ -328,11 +328,7 @@ impl Lane {
         let state = self.state.lock();
         if let Err(fault) = state.core.audit() {
             tracing::error!(?fault, "heap books");
-            return Err(Error::Inconsistent {
-                what: "heap lines",
-                booked: 0,
-                counted: 1,
-            });
+            Error::recount("heap lines", 0, 1)?;
         }
         let mut lost = 0;
         let _stop = state.stop_magazines();
@@ -350,25 +346,13 @@ impl Lane {
             let known = |b: core::Block| b.uses == 0 && b.len == kept.len;
             lost += u64::from(!block.is_some_and(known));
         }
-        check("blocks kept", 0, lost)?;
-        check("names of freed blocks", 0, state.orphaned_names())?;
+        Error::recount("blocks kept", 0, lost)?;
+        Error::recount("names of freed blocks", 0, state.orphaned_names())?;
         let limbo = state.limbo.iter().map(|l| l.len).sum();
-        check("limbo bytes", state.limbo_bytes, limbo)?;
-        check("orders under way", state.in_hand as u64, 0)?;
-        check("held bytes", state.core.held(), state.granules.bytes())?;
+        Error::recount("limbo bytes", state.limbo_bytes, limbo)?;
+        Error::recount("orders under way", state.in_hand as u64, 0)?;
+        Error::recount("held bytes", state.core.held(), state.granules.bytes())?;
         Ok(state.core.held())
-    }
-}
-
-/// An error if a figure of the books is not what a recount gives.
-pub(super) fn check(what: &'static str, booked: u64, counted: u64) -> Result<()> {
-    match booked == counted {
-        true => Ok(()),
-        false => Err(Error::Inconsistent {
-            what,
-            booked,
-            counted,
-        }),
     }
 }
 

@@ -365,7 +365,7 @@ impl Heap {
         for lane in self.shared.lanes.read().iter() {
             held += lane.audit()?;
         }
-        lane::check("bytes held by a heap", *self.shared.held.lock(), held)?;
+        Error::recount("bytes held by a heap", *self.shared.held.lock(), held)?;
         Ok(self.stats())
     }
 }

@@ -365,14 +365,7 @@ impl Books {
 
     /// Recounts idle granules and checks the identities against what holders say they have.
     pub(super) fn audit(&self, held: Held) -> Result<(), Error> {
-        let check = |what, booked, counted| match booked == counted {
-            true => Ok(()),
-            false => Err(Error::Inconsistent {
-                what,
-                booked,
-                counted,
-            }),
-        };
+        let check = Error::recount;
         let idle = self.idle.values().flatten().map(|raw| raw.len).sum();
         check("idle bytes", self.stats.idle, idle)?;
         check("mapped bytes", self.stats.mapped, held.mapped)?;
